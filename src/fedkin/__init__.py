@@ -1,0 +1,1 @@
+"""fedkin: personalised federated learning for silos."""

@@ -1,0 +1,282 @@
+"""A stack of clients on one device: the only training loop and the only evaluation loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from . import streams
+from .execution import Batch, Execution
+from .optimisers import Local, Optimiser
+from .state import State
+from .task import Metric, Task
+from .weights import Layout
+
+Extra = Callable[[Tensor, int], Tensor]
+"""f(w, k): what is added to the gradient of the first k rows; w (k, d) are their parameters."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """The samples of several clients on one device: client i's are x[starts[i] : starts[i] + counts[i]]."""
+
+    x: Tensor
+    y: Tensor
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @staticmethod
+    def of(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Samples:
+        counts = tuple(len(y) for _, y in parts)
+        starts = tuple(sum(counts[:i]) for i in range(len(counts)))
+        x = torch.cat([x for x, _ in parts]).to(device)
+        y = torch.cat([y for _, y in parts]).to(device)
+        return Samples(x, y, starts, counts)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def take(self, clients: Sequence[int]) -> Samples:
+        """Some clients; the data itself is not copied."""
+        chosen = list(clients)
+        return replace(self, starts=tuple(self.starts[i] for i in chosen), counts=tuple(self.counts[i] for i in chosen))
+
+
+@dataclass(frozen=True)
+class Predictor:
+    """A model that is more than one row: named rows, and the name of a function of these and x (see PREDICTORS)."""
+
+    function: str
+    rows: State
+
+    def outputs(self, execution: Execution, x: Tensor) -> Tensor:
+        return PREDICTORS[self.function](execution.outputs, self.rows, x)
+
+    def take(self, clients: Tensor) -> Predictor:
+        return Predictor(self.function, self.rows.take(clients))
+
+
+def _mixed_outputs(outputs: Callable[[Tensor, Tensor], Tensor], rows: State, x: Tensor) -> Tensor:
+    """APFL's public code mixes outputs: alpha v(x) + (1 - alpha) w(x)."""
+    own = outputs(rows.v, x)
+    alpha = rows.alpha.reshape(-1, *[1] * (own.ndim - 1))
+    return alpha * own + (1 - alpha) * outputs(rows.w, x)
+
+
+PREDICTORS: dict[str, Callable[[Callable[[Tensor, Tensor], Tensor], State, Tensor], Tensor]] = {
+    "mixed_outputs": _mixed_outputs,
+}
+
+Model = Tensor | Predictor
+
+
+@dataclass
+class Cohort:
+    """Clients of one device, sorted by falling number of training samples: those still training at a step are a prefix.
+
+    Their training and validation data, never their test data. `seed` is the training seed, `rounds` the length of the
+    run (for learning-rate schedules).
+    """
+
+    names: tuple[str, ...]
+    train: Samples
+    validation: Samples
+    task: Task
+    layout: Layout
+    execution: Execution
+    local: Local
+    seed: int
+    rounds: int
+    class_weight: Tensor | None = None
+    """(m, classes)"""
+    merge_single: bool = False
+    """Whether a last batch of one sample joins the one before: BatchNorm has no statistics of a single sample."""
+    random_layers: bool = False
+    loss_sum: Tensor | None = None
+    loss_count: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """n_i: training samples without the validation part."""
+        return self.train.counts
+
+    def take(self, clients: Sequence[int]) -> Cohort:
+        """Some of the clients, in rising order of their numbers, so that the prefix rule holds."""
+        return replace(
+            self,
+            names=tuple(self.names[i] for i in clients),
+            train=self.train.take(clients),
+            validation=self.validation.take(clients),
+            class_weight=None if self.class_weight is None else self.class_weight[list(clients)],
+            loss_sum=None,
+            loss_count=None,
+        )
+
+    # ---- batches ----
+
+    def steps_of(self, n: int, size: int) -> int:
+        """Mini-batches of a pass over n samples."""
+        full, left = divmod(n, size)
+        merged = self.merge_single and left == 1 and full > 0
+        return full + (left > 0) - merged
+
+    def batches(
+        self,
+        round: int,
+        *,
+        stream: str = "train",
+        epochs: int | None = None,
+        size: int | None = None,
+        steps: int | None = None,
+    ) -> Iterator[Batch]:
+        """Reshuffled passes over each client's data, the last partial batch kept; streams of other names are independent.
+
+        With `steps`, every client takes that many batches, starting over as often as needed.
+        """
+        size = size or self.local.batch_size
+        index, counts = self._schedule(round, stream, epochs or self.local.epochs, size, steps)
+        index = index.to(self.train.x.device, non_blocking=True)
+        for step, active in enumerate(counts):
+            k = len(active)
+            chosen = index[step, :k, : max(active)]
+            y = self.train.y[chosen]
+            weight = None
+            if self.class_weight is not None:
+                weight = self.class_weight[:k].gather(1, y)
+            seeds = self._layer_seeds(round, stream, step) if self.random_layers else None
+            yield Batch(self.train.x[chosen], y, active, weight, seeds)
+
+    def _layer_seeds(self, round: int, stream: str, step: int) -> Callable[[int], int]:
+        return lambda i: streams.number(self.seed, self.names[i], round, f"layers/{stream}/{step}")
+
+    def _schedule(
+        self, round: int, stream: str, epochs: int, size: int, steps: int | None
+    ) -> tuple[Tensor, list[list[int]]]:
+        """Sample numbers (steps, m, size or one more) and, for each step, the batch sizes of the clients still training.
+
+        What follows a short batch repeats its first sample.
+        """
+        per_pass = [self.steps_of(n, size) for n in self.samples]
+        totals = [steps or epochs * s for s in per_pass]
+        width = min(size + self.merge_single, max(self.samples))
+        index = torch.zeros(max(totals), len(self), width, dtype=torch.int64)
+        counts: list[list[int]] = [[] for _ in range(max(totals))]
+        for i, (n, start) in enumerate(zip(self.samples, self.train.starts, strict=True)):
+            source = streams.generator(self.seed, self.names[i], round, f"batches/{stream}")
+            cuts = [size] * (per_pass[i] - 1) + [n - size * (per_pass[i] - 1)]
+            passes = -(-totals[i] // per_pass[i])
+            order = torch.stack([torch.randperm(n, generator=source) for _ in range(passes)]) + start
+            padded = torch.empty(passes, per_pass[i], width, dtype=torch.int64)
+            if per_pass[i] > 1:
+                whole = order[:, : size * (per_pass[i] - 1)].view(passes, -1, size)
+                padded[:, :-1, :size] = whole
+                padded[:, :-1, size:] = whole[:, :, :1]
+            padded[:, -1] = order[:, n - cuts[-1], None]
+            padded[:, -1, : cuts[-1]] = order[:, n - cuts[-1] :]
+            index[: totals[i], i] = padded.view(-1, width)[: totals[i]]
+            for step in range(totals[i]):
+                counts[step].append(cuts[step % per_pass[i]])
+        return index, counts
+
+    # ---- training ----
+
+    def grad(self, W: Tensor, batch: Batch) -> Tensor:
+        """(k, d) gradients of the batch's k clients at the first rows of W.
+
+        As in any training-mode pass, BatchNorm's running statistics move: they are written into W[:k, d:].
+        """
+        G, losses, rest = self.execution.grad(W, batch)
+        if rest is not None:
+            W[: len(batch), self.layout.parameters :] = rest
+        if self.loss_sum is None or self.loss_count is None:
+            self.loss_sum, self.loss_count = W.new_zeros(len(self)), W.new_zeros(len(self))
+        self.loss_sum[: len(batch)] += losses
+        self.loss_count[: len(batch)] += 1
+        return G
+
+    def mean_loss(self) -> Tensor | None:
+        """(m,) mean training loss over all gradients taken since the cohort was made."""
+        if self.loss_sum is None or self.loss_count is None:
+            return None
+        return self.loss_sum / self.loss_count
+
+    def lr(self, round: int) -> float:
+        return self.local.lr_at(round, self.rounds)
+
+    def optimiser(self, W: Tensor, state: State | None = None) -> Optimiser:
+        return Optimiser(self.local, W, self.layout.parameters, state)
+
+    def fit(
+        self,
+        W: Tensor,
+        round: int,
+        *,
+        extra: Extra | None = None,
+        epochs: int | None = None,
+        stream: str = "train",
+        optimiser: Optimiser | None = None,
+    ) -> Tensor:
+        """Local training from rows W (m, D); returns new rows. `extra(w, k)` is added to the first k gradients."""
+        W = W.clone()
+        optimiser = optimiser or self.optimiser(W)
+        lr = self.lr(round)
+        for batch in self.batches(round, stream=stream, epochs=epochs):
+            G = self.grad(W, batch)
+            if extra is not None:
+                G = G + extra(W[: len(G), : self.layout.parameters], len(G))
+            optimiser.step(W, G, lr)
+        return W
+
+    def full_grad(self, W: Tensor, round: int) -> Tensor:
+        """(m, d) gradients over all of each client's training samples at once (in passes of a batch)."""
+        W, total = W.clone(), W.new_zeros(len(self), self.layout.parameters)
+        n = torch.tensor(self.samples, dtype=W.dtype, device=W.device)
+        for batch in self.batches(round, stream="full", epochs=1):
+            share = torch.tensor(batch.counts, dtype=W.dtype, device=W.device) / n[: len(batch)]
+            total[: len(batch)] += self.grad(W, batch) * share[:, None]
+        return total
+
+
+# ---- evaluation ----
+
+NUMBERS_AT_ONCE = 1 << 24
+"""Input numbers of one evaluation pass; bounds its memory."""
+
+
+def evaluate(execution: Execution, samples: Samples, model: Model, metric: Metric) -> Tensor:
+    """(m,) each client's metric on its own samples; NaN for a client without samples. Padding is dropped again."""
+    m, longest = len(samples), max(samples.counts, default=0)
+    counts = torch.tensor(samples.counts)
+    scores = torch.full((m,), torch.nan, dtype=torch.float64)
+    if longest == 0:
+        return scores
+    width = max(1, min(longest, NUMBERS_AT_ONCE // max(1, m * samples.x[0].numel())))
+    positions = torch.arange(longest)
+    index = torch.tensor(samples.starts)[:, None] + torch.minimum(positions, (counts - 1).clamp(min=0)[:, None])
+    index = index.clamp(max=len(samples.y) - 1).to(samples.x.device)
+    kept: list[Tensor] = []
+    for at in range(0, longest, width):
+        chosen = index[:, at : at + width]
+        x = samples.x[chosen]
+        outputs = model.outputs(execution, x) if isinstance(model, Predictor) else execution.outputs(model, x)
+        if metric.per_sample:
+            values = metric.function(outputs.flatten(0, 1), samples.y[chosen].flatten(0, 1))
+            kept.append(values.view(m, -1).double().cpu())
+        else:
+            kept.append(outputs.cpu())
+    joined = torch.cat(kept, dim=1)
+    for i, n in enumerate(samples.counts):
+        if n == 0:
+            continue
+        if metric.per_sample:
+            scores[i] = joined[i, :n].mean()
+        else:
+            value = metric.function(joined[i, :n], samples.y[index[i, :n]].cpu())
+            scores[i] = torch.as_tensor(value, dtype=torch.float64).mean()
+    return scores

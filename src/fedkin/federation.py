@@ -1,0 +1,209 @@
+"""Who takes part, and with what data; and what of that everyone may know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from . import streams
+from .task import Task
+from .weights import Layout
+
+Pair = tuple[Tensor, Tensor]
+
+
+class FederationError(ValueError):
+    """The data cannot make a federation; the sentence says what is wrong, at which client, and what would be right."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """One silo: its own training, validation and test samples. `group` is known to the experimenter alone."""
+
+    name: str
+    train: Pair
+    test: Pair
+    validation: Pair | None = None
+    group: int | None = None
+
+    @property
+    def samples(self) -> int:
+        """n_i: training samples, the validation part not counted."""
+        return len(self.train[1])
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients, sorted once by (-samples, name), so that those still training at a step are a prefix of the rows."""
+
+    name: str
+    clients: tuple[Client, ...]
+    task: Task
+    graph: Tensor | None = None
+    """(m, m) relation graph in the order of `clients`, or None."""
+    split: str = "natural"
+
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise FederationError("A federation needs at least one client; none was given.")
+        names = [c.name for c in self.clients]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise FederationError(f"Clients must have different names; {', '.join(twice)} occurs more than once.")
+        for client in self.clients:
+            _check(client, self.task)
+        order = sorted(range(len(names)), key=lambda i: (-self.clients[i].samples, names[i]))
+        if order != list(range(len(names))):
+            object.__setattr__(self, "clients", tuple(self.clients[i] for i in order))
+            if self.graph is not None:
+                object.__setattr__(self, "graph", self.graph[order][:, order])
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(c.name for c in self.clients)
+
+    @property
+    def groups(self) -> Tensor | None:
+        """(m,) known groups, or None where any client's is unknown."""
+        known = [c.group for c in self.clients]
+        return None if any(g is None for g in known) else torch.tensor(known)
+
+    @staticmethod
+    def from_arrays(
+        clients: Mapping[str, Sequence[object]],
+        task: Task | None = None,
+        *,
+        test_fraction: float = 0.25,
+        groups: Mapping[str, int] | None = None,
+        name: str = "arrays",
+        seed: int = 0,
+    ) -> Federation:
+        """A federation from arrays: {name: (x, y)} or {name: (x_train, y_train, x_test, y_test)}.
+
+        With (x, y) a share of each client's samples, `test_fraction`, is set aside for testing. Without a task, whole
+        numbers as targets mean classification, anything else regression.
+        """
+        built = []
+        for client, arrays in clients.items():
+            parts = [torch.as_tensor(np.asarray(a)) for a in arrays]
+            if len(parts) not in (2, 4):
+                raise FederationError(
+                    f"Client {client!r} has {len(parts)} arrays; give (x, y) or four, with test data."
+                )
+            for a, b in zip(parts[::2], parts[1::2], strict=True):
+                if len(a) != len(b):
+                    raise FederationError(f"Client {client!r} has {len(a)} samples but {len(b)} targets.")
+            if len(parts) == 2:
+                x, y = parts
+                order = torch.randperm(len(y), generator=streams.generator(seed, client, 0, "test part"))
+                held = max(1, round(test_fraction * len(y)))
+                parts = [x[order[held:]], y[order[held:]], x[order[:held]], y[order[:held]]]
+            x, y, x_test, y_test = (_standard(p) for p in parts)
+            built.append(Client(client, (x, y), (x_test, y_test), group=(groups or {}).get(client)))
+        if not built:
+            raise FederationError("A federation needs at least one client; none was given.")
+        return Federation(name, tuple(built), task or _guessed(built))
+
+    def with_validation(self, share: float, seed: int) -> Federation:
+        """Sets aside round(share * n) training samples of each client, at least one if n >= 5, else none."""
+        if share == 0:
+            return self
+        clients = []
+        for client in self.clients:
+            x, y = client.train
+            n = len(y)
+            held = max(1, round(share * n)) if n >= 5 else 0
+            order = torch.randperm(n, generator=streams.generator(seed, client.name, 0, "validation part"))
+            rest, part = order[held:].sort().values, order[:held].sort().values
+            clients.append(replace(client, train=(x[rest], y[rest]), validation=(x[part], y[part])))
+        return replace(self, clients=tuple(clients))
+
+    def without(self, names: Sequence[str]) -> tuple[Federation, Federation]:
+        """Two federations: the clients not named (with the induced graph), and all, the named ones appended last."""
+        held = set(names)
+        keep = [i for i, n in enumerate(self.names) if n not in held]
+        rest = [i for i, n in enumerate(self.names) if n in held]
+        if not keep:
+            raise FederationError("Every client would be held out as a newcomer; at least one has to train.")
+        order = keep + rest
+        known = replace(
+            self,
+            clients=tuple(self.clients[i] for i in keep),
+            graph=None if self.graph is None else self.graph[keep][:, keep],
+        )
+        everyone = replace(known)
+        object.__setattr__(everyone, "clients", tuple(self.clients[i] for i in order))
+        object.__setattr__(everyone, "graph", None if self.graph is None else self.graph[order][:, order])
+        return known, everyone
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What everyone may know: the task, the weights' layout, the clients' names and sample counts; no data.
+
+    Rows from `known` on are newcomers, whom the federation has not trained with. `initial` (D,) is the row from which
+    all methods of a comparison start.
+    """
+
+    task: Task
+    layout: Layout
+    names: tuple[str, ...]
+    samples: Tensor
+    initial: Tensor
+    rounds: int
+    known: int
+    groups: Tensor | None = None
+    graph: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+def _standard(array: Tensor) -> Tensor:
+    """Floats as float32 (or float64 if they were), whole numbers as int64."""
+    if array.is_floating_point():
+        return array if array.dtype == torch.float64 else array.float()
+    return array.long()
+
+
+def _guessed(clients: Sequence[Client]) -> Task:
+    inputs = tuple(clients[0].train[0].shape[1:])
+    if clients[0].train[1].is_floating_point():
+        shape = clients[0].train[1].shape[1:]
+        return Task.regression(inputs, int(np.prod(shape)) if shape else 1)
+    top = max(int(y.max()) for c in clients for _, y in (c.train, c.test) if len(y))
+    return Task.classification(inputs, top + 1)
+
+
+def _check(client: Client, task: Task) -> None:
+    """Raises a sentence if a client's data cannot be used for the task."""
+    for part, pair in (("training", client.train), ("test", client.test), ("validation", client.validation)):
+        if pair is None:
+            continue
+        x, y = pair
+        where = f"Client {client.name!r}, {part} data"
+        if len(x) != len(y):
+            raise FederationError(f"{where}: {len(x)} samples but {len(y)} targets.")
+        if len(y) == 0 and part == "training":
+            raise FederationError(f"{where}: there is no sample; every client needs at least one.")
+        if tuple(x.shape[1:]) != task.inputs:
+            raise FederationError(f"{where}: a sample has shape {tuple(x.shape[1:])}, the task expects {task.inputs}.")
+        if x.is_floating_point() and not torch.isfinite(x).all():
+            raise FederationError(f"{where}: there are NaN or infinite inputs; fill or remove them first.")
+        if task.kind == "classification":
+            if y.is_floating_point() or y.ndim != 1:
+                raise FederationError(f"{where}: classes must be whole numbers, one a sample.")
+            if len(y) and not 0 <= int(y.min()) <= int(y.max()) < task.outputs:
+                raise FederationError(
+                    f"{where}: labels run from {int(y.min())} to {int(y.max())}, "
+                    f"the task has classes 0 to {task.outputs - 1}."
+                )
+        elif not y.is_floating_point() or not torch.isfinite(y).all():
+            raise FederationError(f"{where}: targets of a regression must be finite floating-point numbers.")

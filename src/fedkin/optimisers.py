@@ -1,0 +1,95 @@
+"""SGD and Adam over rows: one elementwise expression for all clients, with torch.optim's formulas.
+
+Clients that have run out of batches stand still: a step touches the first k rows only.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+
+from .state import State
+
+
+class Local(BaseModel):
+    """How a client trains in a round."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: Annotated[int, Field(ge=1, description="passes over the client's data in a round")] = 10
+    batch_size: Annotated[int, Field(ge=1)] = 100
+    optimiser: Literal["adam", "sgd"] = "adam"
+    lr: Annotated[float, Field(gt=0, description="learning rate")] = 1e-3
+    momentum: Annotated[float, Field(ge=0, lt=1, description="for sgd")] = 0.0
+    nesterov: bool = False
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: Annotated[tuple[float, float], Field(description="for adam")] = (0.9, 0.999)
+    eps: Annotated[float, Field(gt=0, description="for adam")] = 1e-8
+    clip: Annotated[float, Field(ge=0, description="largest norm of a client's gradient; 0 is no limit")] = 0.0
+    schedule: Literal["constant", "step", "cosine"] = "constant"
+    schedule_every: Annotated[int, Field(ge=1, description="rounds between steps of the step schedule")] = 30
+    schedule_factor: Annotated[float, Field(gt=0, le=1)] = 0.1
+    class_weights: Annotated[
+        Literal["none", "balanced"] | list[float],
+        Field(description="'balanced' by each client's own labels, or a weight a class"),
+    ] = "none"
+    persist_optimiser: Annotated[bool, Field(description="keep the optimiser's state between rounds")] = False
+
+    def lr_at(self, round: int, rounds: int) -> float:
+        """The learning rate of a round (from 1) of `rounds`; later ones (newcomers) have the last round's."""
+        at = min(max(round, 1), max(rounds, 1)) - 1
+        if self.schedule == "step":
+            return self.lr * self.schedule_factor ** (at // self.schedule_every)
+        if self.schedule == "cosine":
+            return self.lr * 0.5 * (1 + math.cos(math.pi * at / max(rounds, 1)))
+        return self.lr
+
+
+class Optimiser:
+    """The state of one optimiser for all rows of W, and its step.
+
+    `state` has the client first: momentum, or Adam's two moments and each client's own number of steps.
+    """
+
+    def __init__(self, local: Local, W: Tensor, parameters: int, state: State | None = None) -> None:
+        self.local, self.d = local, parameters
+        self.state = state if state else self.fresh(local, W, parameters)
+
+    @staticmethod
+    def fresh(local: Local, W: Tensor, parameters: int) -> State:
+        m = len(W)
+        zeros = W.new_zeros(m, parameters)
+        if local.optimiser == "adam":
+            # Counted in float64: 1 - 0.999 ** t loses four digits in float32 at t = 1.
+            steps = torch.zeros(m, 1, dtype=torch.float64, device=W.device)
+            return State(steps=steps, first=zeros, second=zeros.clone())
+        return State(momentum=zeros) if local.momentum else State()
+
+    def step(self, W: Tensor, G: Tensor, lr: float) -> None:
+        """Moves the first k = len(G) rows of W along their gradients G (k, d), which may be overwritten."""
+        k, local = len(G), self.local
+        w = W[:k, : self.d]
+        if local.clip:
+            norm = torch.linalg.vector_norm(G, dim=1, keepdim=True)
+            G = G.mul_((local.clip / (norm + 1e-6)).clamp(max=1.0))
+        if local.weight_decay:
+            G = G.add_(w, alpha=local.weight_decay)
+        if local.optimiser == "adam":
+            beta1, beta2 = local.betas
+            steps, first, second = self.state.steps[:k], self.state.first[:k], self.state.second[:k]
+            steps += 1
+            first.lerp_(G, 1 - beta1)
+            second.mul_(beta2).addcmul_(G, G, value=1 - beta2)
+            size = (lr / (1 - beta1**steps)).to(W.dtype)
+            root = (1 - beta2**steps).sqrt().to(W.dtype)
+            w.addcdiv_(first * size, (second.sqrt() / root).add_(local.eps), value=-1.0)
+        elif local.momentum:
+            velocity = self.state.momentum[:k]
+            velocity.mul_(local.momentum).add_(G)
+            w.add_(G.add_(velocity, alpha=local.momentum) if local.nesterov else velocity, alpha=-lr)
+        else:
+            w.add_(G, alpha=-lr)

@@ -1,0 +1,211 @@
+"""What is said about scores: the best round, paired tests, intervals, and groups read off xi.
+
+Scores come as (rounds, clients). A NaN is a client without data to be scored on; means leave it out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import stats
+from scipy.sparse import csr_matrix
+from scipy.sparse.csgraph import connected_components
+
+# A tie in attention is a rounding error away from kinship, so kin must stand out from the uniform share by a quarter.
+KIN_FACTOR = 1.25
+
+
+def best_mean(scores: ArrayLike, higher: bool = True) -> tuple[int, float]:
+    """BMTA: the round (its index; the earliest of equals) with the best mean over clients, and that mean.
+
+    scores: (rounds, clients) on test data. The round is chosen on the data it is scored on, so the value is
+    optimistic: see `validated` for the honest one.
+    """
+    means = client_means(scores)
+    index = _best(means, higher)
+    if index is None:
+        raise ValueError("There is no best round: the scores hold no finite value.")
+    return index, float(means[index])
+
+
+def last(scores: ArrayLike) -> float:
+    """Mean over clients in the last round; scores: (rounds, clients)."""
+    return float(client_means(scores)[-1])
+
+
+def last10(scores: ArrayLike) -> float:
+    """Mean of the last ten rounds' means (of all rounds where there are fewer); scores: (rounds, clients)."""
+    return float(_mean(client_means(scores)[-10:]))
+
+
+def validated(test: ArrayLike, validation: ArrayLike | None, higher: bool = True) -> float | None:
+    """Test mean at the round with the best mean validation score; None without validation data.
+
+    test, validation: (rounds, clients); clients without validation data are NaN and have no say in the choice.
+    """
+    if validation is None:
+        return None
+    chosen, tested = client_means(validation), client_means(test)
+    if len(chosen) != len(tested):
+        raise ValueError(f"There are {len(tested)} rounds of test scores but {len(chosen)} of validation scores.")
+    index = _best(chosen, higher)
+    return None if index is None else float(tested[index])
+
+
+def client_means(scores: ArrayLike) -> NDArray[np.float64]:
+    """(rounds, clients) -> (rounds,): the unweighted mean over clients, NaN where no client has a score."""
+    table = np.asarray(scores, dtype=np.float64)
+    if table.ndim != 2 or 0 in table.shape:
+        raise ValueError(f"Scores must be a table of rounds by clients and not empty; these have shape {table.shape}.")
+    return np.array([_mean(row) for row in table])
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Wilcoxon's signed-rank test of a against b over n pairs; all values speak for a.
+
+    `median` is the median advantage of a, positive where a is better, whichever way the metric points.
+    `greater` and `two_sided` are p-values that rank zero differences (Pratt); the `wilcox_` ones drop them.
+    """
+
+    pairs: int
+    median: float
+    wins: int
+    ties: int
+    losses: int
+    greater: float
+    two_sided: float
+    wilcox_greater: float
+    wilcox_two_sided: float
+
+
+def wilcoxon(a: ArrayLike, b: ArrayLike, higher: bool = True, decimals: int = 6) -> Comparison:
+    """Is a better than b? a, b: (pairs,); `higher` says whether more is better. Pairs with a NaN are left out.
+
+    Differences are rounded to `decimals` first: 0.93 - 0.92 and 0.13 - 0.12 differ in the last bit, and ranks
+    would break a tie that is one.
+    """
+    first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
+    if first.shape != second.shape or first.ndim != 1:
+        raise ValueError(f"Paired scores must be vectors of one length; these have {first.shape} and {second.shape}.")
+    known = ~(np.isnan(first) | np.isnan(second) | ((first == second) & np.isinf(first)))
+    first, second = first[known], second[known]
+    difference = np.round(first - second if higher else second - first, decimals)
+    if not len(difference):
+        raise ValueError("There is no pair to compare: in every pair at least one score is missing.")
+    return Comparison(
+        pairs=len(difference),
+        median=float(np.median(difference)),
+        wins=int((difference > 0).sum()),
+        ties=int((difference == 0).sum()),
+        losses=int((difference < 0).sum()),
+        greater=_signed_rank(difference, "pratt", "greater"),
+        two_sided=_signed_rank(difference, "pratt", "two-sided"),
+        wilcox_greater=_signed_rank(difference, "wilcox", "greater"),
+        wilcox_two_sided=_signed_rank(difference, "wilcox", "two-sided"),
+    )
+
+
+def _signed_rank(difference: NDArray[np.float64], zeros: str, alternative: str) -> float:
+    if not difference.any():
+        return 1.0  # SciPy gives NaN here with the normal approximation, and a false small p with the exact one
+    # "exact" is invalid with ties and zeros; "approx" is also understood by the versions that say "asymptotic".
+    result = stats.wilcoxon(difference, zero_method=zeros, alternative=alternative, method="approx")
+    return float(result.pvalue)
+
+
+def holm(p_values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
+    """Holm's step-down adjustment, (tests,) -> (tests,), in the order given; reject where the result is below the level."""
+    p = np.asarray(p_values, dtype=np.float64)
+    order = np.argsort(p, kind="stable")
+    steps = p[order] * np.arange(len(p), 0, -1)
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(steps), 1.0)
+    return adjusted
+
+
+def interval(values: ArrayLike, level: float = 0.95) -> tuple[float, float] | None:
+    """Student's t interval for the mean of independent values (seeds, not clients); None for a single one."""
+    sample = np.asarray(values, dtype=np.float64)
+    if len(sample) < 2:
+        return None
+    half = stats.t.ppf(0.5 + level / 2, len(sample) - 1) * sample.std(ddof=1) / np.sqrt(len(sample))
+    return float(sample.mean() - half), float(sample.mean() + half)
+
+
+def accuracy_interval(correct: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    """Wilson's interval for an accuracy of `correct` out of `n` samples; sound near 0, near 1 and for few samples."""
+    if not 0 <= correct <= n or n == 0:
+        raise ValueError(f"An accuracy needs 0 <= correct <= n and n > 0; here correct = {correct} and n = {n}.")
+    z = float(stats.norm.ppf(0.5 + level / 2))
+    share = correct / n
+    centre = (share + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
+    # At the ends the bound is 0 or 1 exactly; rounding would leave it a hair away.
+    return (0.0 if correct == 0 else float(centre - half)), (1.0 if correct == n else float(centre + half))
+
+
+def within_group_share(xi: ArrayLike, groups: Sequence[int]) -> float | None:
+    """Share of the off-diagonal weight of xi (m, m) that stays within the groups (m,); None if there is no such weight."""
+    others = _off_diagonal(xi)
+    group = np.asarray(groups)
+    if group.shape != (len(others),):
+        raise ValueError(f"xi is about {len(others)} clients but there are {group.size} group labels.")
+    total = others.sum()
+    return float(others[group[:, None] == group[None, :]].sum() / total) if total > 0 else None
+
+
+def kin(xi: ArrayLike) -> NDArray[np.int64]:
+    """Groups read off xi (m, m), as labels (m,) numbered by first appearance.
+
+    i and j are kin if each gives the other more than 1.25 times its uniform share, the mean of its weights on
+    others; groups are the connected components. Uniform attention makes everyone a group of its own.
+    """
+    others = _off_diagonal(xi)
+    uniform = others.sum(axis=1, keepdims=True) / max(len(others) - 1, 1)
+    attends = others > KIN_FACTOR * uniform
+    _, labels = connected_components(csr_matrix(attends & attends.T), directed=False)
+    return np.asarray(labels, dtype=np.int64)
+
+
+def adjusted_rand(labels: ArrayLike, groups: ArrayLike) -> float:
+    """Adjusted Rand index of two partitions (m,) and (m,): 1 for equal ones, about 0 for unrelated ones."""
+    _, first = np.unique(np.asarray(labels), return_inverse=True)
+    _, second = np.unique(np.asarray(groups), return_inverse=True)
+    if first.shape != second.shape:
+        raise ValueError(f"Two partitions must be of the same clients; these are of {first.size} and of {second.size}.")
+    table = np.zeros((first.max() + 1, second.max() + 1))
+    np.add.at(table, (first, second), 1)
+    together, in_first, in_second = _pairs(table), _pairs(table.sum(axis=1)), _pairs(table.sum(axis=0))
+    all_pairs = _pairs(np.array([first.size]))
+    expected = in_first * in_second / all_pairs if all_pairs else 0.0
+    most = (in_first + in_second) / 2
+    return 1.0 if most == expected else (together - expected) / (most - expected)
+
+
+def _pairs(counts: NDArray[np.float64]) -> float:
+    return float((counts * (counts - 1) / 2).sum())
+
+
+def _off_diagonal(xi: ArrayLike) -> NDArray[np.float64]:
+    weights = np.array(xi, dtype=np.float64)
+    if weights.ndim != 2 or weights.shape[0] != weights.shape[1]:
+        raise ValueError(f"xi must be a square matrix, clients by clients; this one has shape {weights.shape}.")
+    np.fill_diagonal(weights, 0.0)
+    return weights
+
+
+def _mean(values: NDArray[np.float64]) -> float:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else float("nan")
+
+
+def _best(means: NDArray[np.float64], higher: bool) -> int | None:
+    """Index of the best mean; a NaN or an infinite one (a diverged round) is never the best."""
+    finite = np.isfinite(means)
+    if not finite.any():
+        return None
+    return int(np.argmax(np.where(finite, means if higher else -means, -np.inf)))
