@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
@@ -63,6 +64,16 @@ def test_the_mlp_is_relu_between_linear_layers() -> None:
     assert torch.allclose(network(x), (x.reshape(7, 6) @ W.T + b).clamp(min=0) @ V.T + c, atol=1e-12)
 
 
+def test_the_cnn_is_convolution_relu_and_pooling_twice() -> None:
+    network = models.cnn((2, 8, 8), 3).double()
+    w = dict(network.named_parameters())
+    x = torch.randn(4, 2, 8, 8, dtype=torch.float64)
+    y = F.max_pool2d(F.conv2d(x, w["conv1.weight"], w["conv1.bias"], padding=2).relu(), 2)
+    y = F.max_pool2d(F.conv2d(y, w["conv2.weight"], w["conv2.bias"], padding=2).relu(), 2)
+    y = F.linear(y.reshape(4, -1), w["hidden.weight"], w["hidden.bias"]).relu()
+    assert torch.allclose(network(x), F.linear(y, w["head.weight"], w["head.bias"]), atol=1e-12)
+
+
 @pytest.mark.parametrize("inputs", [(1, 4, 4), (3, 30, 17)])
 def test_the_cnn_takes_any_image_that_survives_two_poolings(inputs: Shape) -> None:
     models.check(models.cnn(inputs, 5), inputs, 5)
@@ -96,11 +107,30 @@ def test_resnet18_has_no_bias_in_front_of_a_batchnorm() -> None:
     assert all(c.bias is None for c in convolutions)
 
 
-def test_a_basic_block_whose_residual_is_silenced_is_its_shortcut() -> None:
-    x = torch.randn(2, 8, 6, 6)
-    for block in (models.BasicBlock(8, 8), models.BasicBlock(8, 16, stride=2)):
-        nn.init.zeros_(block.norm2.weight)
-        assert torch.equal(block(x), block.shortcut(x).relu())
+@pytest.mark.parametrize("stem", ["cifar", "imagenet"])
+def test_resnet18_is_hes_residual_network(stem: Any) -> None:
+    """Restated from the paper with functions, over the model's own weights and batch statistics."""
+    network = models.resnet18((3, 16, 16), 5, stem).double().train()
+    w = dict(network.named_parameters())
+    for key in w:
+        if "norm" in key:  # ones and zeros at the start would hide a norm in the wrong place
+            nn.init.uniform_(w[key], 0.5, 1.5)
+    x = torch.randn(4, 3, 16, 16, dtype=torch.float64)
+
+    def layer(x: Tensor, conv: str, norm: str, stride: int) -> Tensor:
+        y = F.conv2d(x, w[f"{conv}.weight"], stride=stride, padding=w[f"{conv}.weight"].shape[-1] // 2)
+        return F.batch_norm(y, None, None, w[f"{norm}.weight"], w[f"{norm}.bias"], training=True)
+
+    y = layer(x, "conv", "norm", 1 if stem == "cifar" else 2).relu()
+    y = y if stem == "cifar" else F.max_pool2d(y, 3, stride=2, padding=1)
+    for stage in range(1, 5):
+        for block in range(2):
+            at, stride = f"stage{stage}.{block}.", 2 if stage > 1 and block == 0 else 1
+            residual = layer(y, f"{at}conv1", f"{at}norm1", stride).relu()
+            residual = layer(residual, f"{at}conv2", f"{at}norm2", 1)
+            shortcut = layer(y, f"{at}shortcut.conv", f"{at}shortcut.norm", stride) if stride == 2 else y
+            y = (shortcut + residual).relu()
+    assert torch.allclose(network(x), F.linear(y.mean((2, 3)), w["head.weight"], w["head.bias"]), atol=1e-9)
 
 
 def test_resnet18_starts_with_kaimings_variance() -> None:
@@ -264,7 +294,6 @@ def failing(outputs: int) -> nn.Module:
 
 
 NOT_A_FACTORY = 3
-NO_MODULE = staticmethod(lambda: 3)
 
 
 def test_names_are_those_that_build() -> None:
@@ -305,7 +334,7 @@ def test_a_factory_that_takes_anything_gets_everything() -> None:
         ("torch.nn:", {}, r"module 'torch.nn' has no ''"),
         (f"{__name__}:NOT_A_FACTORY", {}, r"must be a function or class that builds a module, not .* type int"),
         (nn.Linear(1, 1), {}, r"model Linear must be a function or class that builds a module, not .* type Linear"),
-        (f"{__name__}:NO_MODULE", {}, r"must build a torch.nn.Module, not an object of type int"),
+        ("fractions:Fraction", {}, r"must build a torch.nn.Module, not an object of type Fraction"),
         (failing, {}, r"failing could not be built for samples of shape \(5,\) and 3 outputs .* today\)\.$"),
         ("mlp", {"hiden": [3]}, r"'mlp' has no setting 'hiden' \(perhaps 'hidden' is meant\); it takes hidden\."),
         ("logistic", {"hidden": [3]}, r"'logistic' has no setting 'hidden'; it takes none\."),

@@ -60,7 +60,7 @@ class NegativeExponential(Attention):
 
 @dataclass(frozen=True)
 class TamedSquareRoot(Attention):
-    """t / (2 sigma) up to sigma^2, then sqrt(t) - sigma / 2: Huber's function of the distance, the one convex choice."""
+    """t / (2 sigma) up to sigma^2, then sqrt(t) - sigma / 2: Huber's function of the distance, the convex choice."""
 
     sigma: float = 1.0
 

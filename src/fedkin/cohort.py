@@ -95,6 +95,8 @@ class Cohort:
     merge_single: bool = False
     """Whether a last batch of one sample joins the one before: BatchNorm has no statistics of a single sample."""
     random_layers: bool = False
+    carried: State | None = None
+    """The optimiser's state from the last round, where it is kept; `fit` leaves the new one here."""
     loss_sum: Tensor | None = None
     loss_count: Tensor | None = None
 
@@ -135,7 +137,7 @@ class Cohort:
         size: int | None = None,
         steps: int | None = None,
     ) -> Iterator[Batch]:
-        """Reshuffled passes over each client's data, the last partial batch kept; streams of other names are independent.
+        """Reshuffled passes over each client's data, the last partial batch kept; other streams are independent.
 
         With `steps`, every client takes that many batches, starting over as often as needed.
         """
@@ -158,7 +160,7 @@ class Cohort:
     def _schedule(
         self, round: int, stream: str, epochs: int, size: int, steps: int | None
     ) -> tuple[Tensor, list[list[int]]]:
-        """Sample numbers (steps, m, size or one more) and, for each step, the batch sizes of the clients still training.
+        """Sample numbers (steps, m, width) and, for each step, the batch sizes of the clients still training.
 
         What follows a short batch repeats its first sample.
         """
@@ -224,13 +226,16 @@ class Cohort:
     ) -> Tensor:
         """Local training from rows W (m, D); returns new rows. `extra(w, k)` is added to the first k gradients."""
         W = W.clone()
-        optimiser = optimiser or self.optimiser(W)
+        main = stream == "train"
+        optimiser = optimiser or self.optimiser(W, self.carried if main else None)
         lr = self.lr(round)
         for batch in self.batches(round, stream=stream, epochs=epochs):
             G = self.grad(W, batch)
             if extra is not None:
                 G = G + extra(W[: len(G), : self.layout.parameters], len(G))
             optimiser.step(W, G, lr)
+        if main and self.carried is not None:
+            self.carried = optimiser.state
         return W
 
     def full_grad(self, W: Tensor, round: int) -> Tensor:

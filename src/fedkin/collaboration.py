@@ -23,12 +23,16 @@ SAME = 1e-10
 
 @contextmanager
 def full_precision() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
+    """TF32 and bfloat16 off, by torch's newer switches: the older ones raise an error where a caller set the newer."""
+    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in switches]
+    for switch in switches:
+        switch.fp32_precision = "ieee"
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision
 
 
 def _blocks(W: Tensor, columns: Tensor | None) -> Iterator[Tensor]:
@@ -159,3 +163,29 @@ def mix(xi: Tensor, W: Tensor, out: Tensor | None = None) -> Tensor:
         for at in range(0, W.shape[1], width):
             result[:, at : at + width] = weights @ W[:, at : at + width]
     return result
+
+
+def gaussian_logits(distances: Tensor, norms: Tensor, sigma: float | None) -> Tensor:
+    """(m, m) -||w_i - w_j||^2 / (2 sigma): FedAMP's attention before normalising (preprint, equation 9).
+
+    Without sigma it is 0.05 times the median squared distance. Models that agree attend to each other uniformly.
+    """
+    if sigma is None:
+        median = median_of_pairs(distances)
+        if median <= SAME * float(norms.mean()):
+            return torch.zeros_like(distances)
+        sigma = 0.05 * median
+    return -distances / (2 * sigma)
+
+
+def cosine_logits(distances: Tensor, sigma: float | None) -> Tensor:
+    """(m, m) sigma cos(w_i, w_j), less the constant sigma: HeurFedAMP's attention before normalising.
+
+    Without sigma it is 10 over the median of 1 - cos. Models that agree attend to each other uniformly.
+    """
+    if sigma is None:
+        median = median_of_pairs(distances)
+        if median <= SAME:
+            return torch.zeros_like(distances)
+        sigma = 10 / median
+    return -sigma * distances

@@ -6,6 +6,7 @@ Both give the same numbers. `choose` says which one is taken and why.
 from __future__ import annotations
 
 import copy
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -48,7 +49,7 @@ class Execution(Protocol):
     layout: Layout
 
     def grad(self, W: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """For the first k rows of W (·, D): gradients (k, d), losses (k,), and what the pass left in buffers (k, D - d)."""
+        """Of the first k rows of W (·, D): gradients (k, d), losses (k,), what the pass left in buffers (k, D - d)."""
 
     def outputs(self, W: Tensor, x: Tensor) -> Tensor:
         """(k, b, ...) outputs of rows W (k, D) in evaluation mode."""
@@ -79,13 +80,15 @@ class OneByOne(_Executor):
             counters = {n: c.clone() for n, c in self.counters.items()}
             weight = None if batch.weight is None else batch.weight[i, :count]
             with torch.enable_grad(), _stream(batch, i, W.device):
-                outputs = functional_call(self.training, {**trained, **fixed, **counters}, (batch.x[i, :count],))
+                given = {**trained, **fixed, **counters}
+                outputs = functional_call(self.training, given, (batch.x[i, :count],))
                 loss = self.loss(outputs, batch.y[i, :count], weight)
             grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
             torch.cat([g.reshape(-1) for g in grads], out=G[i])
             losses[i] = loss.detach()
             if rest is not None:
-                rest[i] = self.layout.flat(fixed, lead=0)
+                # From `given`: a buffer that was assigned to, not written into, is new there.
+                rest[i] = self.layout.flat({n: given[n].detach() for n in fixed}, lead=0)
         return G, losses, rest
 
     def outputs(self, W: Tensor, x: Tensor) -> Tensor:
@@ -115,8 +118,10 @@ class Stacked(_Executor):
         # functional_call writes into the buffers it is given, even into the caller's stack (trap T24): clone them here.
         rest = {n: t.clone() for n, t in rest.items()}
         counters = {n: c.clone() for n, c in self.counters.items()}
-        outputs = functional_call(self.training, {**trained, **rest, **counters}, (x,))
-        return self.loss(outputs, y, weight), rest
+        given = {**trained, **rest, **counters}
+        outputs = functional_call(self.training, given, (x,))
+        # From `given`: a buffer that was assigned to, not written into, is new there.
+        return self.loss(outputs, y, weight), {n: given[n] for n in rest}
 
     def _evaluate(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(self.evaluating, {**tensors, **self.counters}, (x,))  # type: ignore[no-any-return]
@@ -125,7 +130,7 @@ class Stacked(_Executor):
         k = len(batch)
         sizes = sorted(set(batch.counts))
         if len(sizes) == 1:
-            return self._call(W[:k], batch, batch.weight)
+            return self._call(W[:k], batch, None if batch.weight is None else batch.weight[:, : sizes[0]])
         if self.pads:
             return self._call(W[:k], batch, _weights(batch, W))
         d = self.layout.parameters
@@ -185,14 +190,17 @@ def has_batch_statistics(module: nn.Module) -> bool:
 
 
 def draws_random_numbers(module: nn.Module, x: Tensor) -> bool:
-    """Whether the training-mode output depends on torch's random state (dropout and the like)."""
+    """Whether a training-mode pass draws from torch's random numbers (dropout and the like), however rarely it shows."""
     module = copy.deepcopy(module).to(x.device).train()
-    with torch.no_grad(), torch.random.fork_rng([x.device] if x.device.type == "cuda" else []):
-        outputs = []
-        for seed in (1, 2):
-            torch.manual_seed(seed)
-            outputs.append(copy.deepcopy(module)(x))
-    return not torch.equal(outputs[0], outputs[1])
+    devices = [x.device] if x.device.type == "cuda" else []
+
+    def state() -> list[Tensor]:
+        return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, devices)]
+
+    with torch.no_grad(), torch.random.fork_rng(devices):
+        before = state()
+        module(x)
+        return not all(map(torch.equal, before, state()))
 
 
 @dataclass(frozen=True)
@@ -244,7 +252,7 @@ def _trouble(stacked: Stacked, plain: OneByOne, module: nn.Module, x: Tensor, y:
         found = (*stacked.grad(W, batch), stacked.outputs(W, batch.x))
     except Exception as error:  # whatever vmap cannot do surfaces as any of many exceptions
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return f"torch cannot stack this model ({first[:120]})"
+        return f"torch cannot stack this model ({textwrap.shorten(first, 160, placeholder=' ...')})"
     for a, b in zip(expected, found, strict=True):
         if a is not None and b is not None and not _close(a, b):
             return "stacking this model does not give the numbers of separate modules"
@@ -252,14 +260,15 @@ def _trouble(stacked: Stacked, plain: OneByOne, module: nn.Module, x: Tensor, y:
 
 
 def _padding_is_exact(stacked: Stacked, module: nn.Module, x: Tensor, y: Tensor) -> bool:
+    if len(x) < 2:  # a batch of one cannot show whether samples depend on each other
+        return False
     W = _pair(stacked.layout, module, x)
-    short = max(1, len(x) - 1)
-    x2, y2 = torch.stack([x, x]), torch.stack([y, y])
-    separate = stacked.grad(W, Batch(x2, y2, [len(x), short]))
+    batch = Batch(torch.stack([x, x]), torch.stack([y, y]), [len(x), len(x) - 1])
+    separate = stacked.grad(W, batch)
     stacked.pads = True
-    padded = stacked.grad(W, Batch(x2, y2, [len(x), short]))
+    padded = stacked.grad(W, batch)
     stacked.pads = False
-    return _close(separate[0], padded[0])
+    return all(a is None or b is None or _close(a, b) for a, b in zip(separate, padded, strict=True))
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

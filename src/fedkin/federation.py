@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from . import streams
+from .errors import FedkinError
 from .task import Task
 from .weights import Layout
 
 Pair = tuple[Tensor, Tensor]
 
 
-class FederationError(ValueError):
+class FederationError(FedkinError):
     """The data cannot make a federation; the sentence says what is wrong, at which client, and what would be right."""
 
 
@@ -159,6 +160,8 @@ class Problem:
     initial: Tensor
     rounds: int
     known: int
+    fresh: Callable[[torch.Generator], Tensor]
+    """Another starting row (D,), drawn as `initial` was."""
     groups: Tensor | None = None
     graph: Tensor | None = None
 

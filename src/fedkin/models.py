@@ -19,8 +19,10 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from .errors import FedkinError
 
-class ModelError(ValueError):
+
+class ModelError(FedkinError):
     """A model that cannot be found, built or fed, as a sentence."""
 
 

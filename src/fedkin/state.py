@@ -25,6 +25,8 @@ class State:
         self._tensors = {**rows, **once}
 
     def __getattr__(self, name: str) -> Tensor:
+        if name.startswith("_"):  # asked by copy and pickle before there are tensors
+            raise AttributeError(name)
         try:
             return self._tensors[name]
         except KeyError:
@@ -81,7 +83,7 @@ class State:
         good = torch.ones(count, dtype=torch.bool)
         for name, tensor in self.items():
             if tensor.is_floating_point() and name not in self.shared:
-                good &= torch.isfinite(tensor).reshape(count, -1).all(1).cpu()
+                good &= torch.isfinite(tensor)[:, None].flatten(1).all(1).cpu()
         return good
 
     def bytes_per_client(self) -> int:
@@ -103,5 +105,8 @@ class State:
         )
 
 
-# Four words for the four places a state lives in; see docs/design.md.
-Server = Message = Upload = Memory = State
+# Four words for the four places in which a state lives.
+Server = State
+Message = State
+Upload = State
+Memory = State

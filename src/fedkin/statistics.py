@@ -118,7 +118,7 @@ def _signed_rank(difference: NDArray[np.float64], zeros: str, alternative: str) 
 
 
 def holm(p_values: Sequence[float] | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Holm's step-down adjustment, (tests,) -> (tests,), in the order given; reject where the result is below the level."""
+    """Holm's step-down adjustment, (tests,) -> (tests,), in the order given; to be held against the level."""
     p = np.asarray(p_values, dtype=np.float64)
     order = np.argsort(p, kind="stable")
     steps = p[order] * np.arange(len(p), 0, -1)
@@ -149,7 +149,7 @@ def accuracy_interval(correct: int, n: int, level: float = 0.95) -> tuple[float,
 
 
 def within_group_share(xi: ArrayLike, groups: Sequence[int]) -> float | None:
-    """Share of the off-diagonal weight of xi (m, m) that stays within the groups (m,); None if there is no such weight."""
+    """Share of the off-diagonal weight of xi (m, m) that stays within groups (m,); None if there is no such weight."""
     others = _off_diagonal(xi)
     group = np.asarray(groups)
     if group.shape != (len(others),):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -74,7 +75,7 @@ METRICS = {
 def _imported(reference: str, what: str) -> Callable[[Tensor, Tensor], Tensor]:
     module, _, attribute = reference.partition(":")
     try:
-        found = getattr(importlib.import_module(module), attribute)
+        found = operator.attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(f"The {what} {reference!r} could not be imported: {error}.") from error
     if not callable(found):

@@ -57,14 +57,14 @@ class Layout:
 
     def tensors(self, W: Tensor) -> dict[str, Tensor]:
         """The named tensors of rows W (..., size), as views: (..., *shape)."""
-        return {f.name: W[..., f.start : f.stop].view(*W.shape[:-1], *f.shape) for f in self.fields}
+        return {f.name: W[..., f.start : f.stop].view(W.shape[:-1] + f.shape) for f in self.fields}
 
     def trained(self, W: Tensor) -> dict[str, Tensor]:
-        return {f.name: W[..., f.start : f.stop].view(*W.shape[:-1], *f.shape) for f in self.fields[: self._count]}
+        return {f.name: W[..., f.start : f.stop].view(W.shape[:-1] + f.shape) for f in self.fields[: self._count]}
 
     def rest(self, W: Tensor) -> dict[str, Tensor]:
         """What is not trained: frozen parameters and float buffers."""
-        return {f.name: W[..., f.start : f.stop].view(*W.shape[:-1], *f.shape) for f in self.fields[self._count :]}
+        return {f.name: W[..., f.start : f.stop].view(W.shape[:-1] + f.shape) for f in self.fields[self._count :]}
 
     @property
     def _count(self) -> int:
@@ -103,5 +103,5 @@ class Layout:
         """Columns of the body and of the head; buffers belong to the body."""
         last = self.columns(head)
         mask = torch.zeros(self.size, dtype=torch.bool)
-        mask[last if last is not None else slice(None)] = True
+        mask[last if last is not None else slice(self.parameters)] = True
         return (~mask).nonzero().squeeze(1), mask.nonzero().squeeze(1)

@@ -1,0 +1,219 @@
+"""fedkin in Python: `run`, `compare`, `resume`."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from . import comparison
+from .assembly import Assembly, assemble
+from .config import Config, ConfigError, merge, read_toml, resolve
+from .engines.simulation import Listener, Simulation
+from .federation import Federation
+from .runs import Checkpoint, Run, RunError, Writer
+from .task import reference_of
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Results:
+    """Runs of several methods and seeds, side by side."""
+
+    runs: list[Run]
+    path: Path
+
+    def rows(self) -> list[comparison.Row]:
+        """The table: a row for each `method:model`."""
+        return comparison.rows(self.runs)
+
+    def tests(self, reference: str | None = None) -> list[comparison.Pair]:
+        """Wilcoxon's signed-rank test between headline models, corrected by Holm."""
+        return comparison.tests(self.runs, reference)
+
+    def worse_than_alone(self) -> dict[str, list[tuple[str, float, float]]]:
+        """For each headline, the clients for whom joining was worse than alone: (name, alone, joined)."""
+        return comparison.worse_than_alone(self.runs)
+
+    def frame(self) -> Any:
+        """The table as a pandas frame."""
+        import pandas as pd
+
+        return pd.DataFrame([vars(row) | {"row": row.name} for row in self.rows()]).set_index("row")
+
+    def report(self, path: Path | str | None = None, title: str | None = None, notes: Sequence[str] = ()) -> Path:
+        """Writes the HTML report, by default beside the runs."""
+        from .report import write_report
+
+        target = Path(path) if path is not None else self.path / "report.html"
+        return write_report(self.runs, target, title, {"notes": list(notes)})
+
+    def figures(self, folder: Path | str | None = None, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
+        """Writes the figures for print."""
+        from .report import write_figures
+
+        return write_figures(self.runs, Path(folder) if folder is not None else self.path / "figures", formats)
+
+
+def run(
+    config: Settings | Config | Path | str | None = None,
+    *,
+    federation: Federation | None = None,
+    model: Callable[..., nn.Module] | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    metric: Callable[[Tensor, Tensor], Tensor] | None = None,
+    out: Path | str | None = None,
+    listener: Listener | None = None,
+    **settings: Any,
+) -> Run:
+    """Runs one method and returns its run folder.
+
+    `config`: a TOML file or a table; `settings` are laid over it (`method="fedamp"`, `rounds=10`,
+    `data={"split": "iid"}`). `federation`, `model`, `loss` and `metric` may be given as Python objects.
+    """
+    ready = prepare(config, federation=federation, model=model, loss=loss, metric=metric, **settings)
+    path = Path(out) if out is not None else free_folder(ready.config)
+    return start(ready, path, listener)
+
+
+def prepare(
+    config: Settings | Config | Path | str | None = None,
+    *,
+    federation: Federation | None = None,
+    model: Callable[..., nn.Module] | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    metric: Callable[[Tensor, Tensor], Tensor] | None = None,
+    **settings: Any,
+) -> Assembly:
+    """Everything up to the first round, without writing anything."""
+    raw = merge(_table(config), settings)
+    own: dict[str, Any] = {}
+    if federation is not None:
+        own["data"] = {"name": federation.name}
+        if "split" not in raw.get("data", {}):
+            own["data"]["split"] = federation.split
+    for key, table, given in (("name", "model", model), ("loss", "learning", loss), ("metric", "learning", metric)):
+        if given is not None:
+            own.setdefault(table, {})[key] = reference_of(given)
+    resolved = resolve(merge(raw, own), known_data=federation is None)
+    return assemble(resolved, federation, model=model, loss=loss, metric=metric)
+
+
+def start(ready: Assembly, path: Path, listener: Listener | None = None) -> Run:
+    """Runs what was prepared, in a new folder."""
+    writer = Writer.create(path, ready.config)
+    _announce(ready, listener)
+    Simulation(ready, writer, listener).run()
+    return Run(path)
+
+
+def resume(
+    path: Path | str,
+    *,
+    federation: Federation | None = None,
+    model: Callable[..., nn.Module] | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    metric: Callable[[Tensor, Tensor], Tensor] | None = None,
+    listener: Listener | None = None,
+) -> Run:
+    """Goes on with an unfinished run from its last checkpoint; a finished one is returned as it is.
+
+    Python objects that the run was started with have to be given again.
+    """
+    run = Run(path)
+    if run.complete:
+        return run
+    config = run.resolved()
+    ready = assemble(config, federation, model=model, loss=loss, metric=metric)
+    writer = Writer(run.path)
+    checkpoint = Checkpoint.load(writer.checkpoint, ready.config) if writer.checkpoint.exists() else None
+    writer.cut_back(checkpoint.round if checkpoint else 0)
+    _announce(ready, listener)
+    Simulation(ready, writer, listener).run(checkpoint)
+    return Run(path)
+
+
+def compare(
+    config: Settings | Path | str | None = None,
+    *,
+    methods: Sequence[str],
+    seeds: int | Sequence[int] = 1,
+    federation: Federation | None = None,
+    model: Callable[..., nn.Module] | None = None,
+    out: Path | str = "runs/comparison",
+    listener: Callable[[str, int], Listener] | None = None,
+    **settings: Any,
+) -> Results:
+    """Runs methods x seeds under the same settings and compares them.
+
+    Runs that are already complete in `out` with the same settings are kept, unfinished ones are resumed: the same call
+    again goes on where the last one ended. A table `methods.NAME` in the configuration is laid over it for that method.
+    """
+    raw = merge(_table(config), settings)
+    by_method: Settings = raw.pop("methods", {})
+    for name in by_method:
+        if name not in methods:
+            raise ConfigError(f"There are settings for methods.{name}, but it is not among the methods compared.")
+    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not methods or not numbers:
+        raise ConfigError("A comparison needs at least one method and one seed.")
+    folder = Path(out)
+    # Everything is prepared before anything is run: a wrong setting of the last method should not cost an hour.
+    plans = []
+    for method in dict.fromkeys(methods):
+        for seed in numbers:
+            one = merge(merge(raw, by_method.get(method, {})), {"method": method, "seed": seed})
+            plans.append((method, seed, prepare(one, federation=federation, model=model)))
+    runs = []
+    for method, seed, ready in plans:
+        path = folder / f"{method.replace(':', '.')}-seed{seed}"
+        told = listener(method, seed) if listener else None
+        runs.append(_run_or_resume(ready, path, told, federation, model))
+    return Results(runs, folder)
+
+
+def _run_or_resume(
+    ready: Assembly,
+    path: Path,
+    listener: Listener | None,
+    federation: Federation | None,
+    model: Callable[..., nn.Module] | None,
+) -> Run:
+    if (path / "config.toml").exists():
+        found = Run(path)
+        if found.resolved() != ready.config:
+            raise RunError(f"{path} holds a run with other settings; choose another folder with --out, or remove it.")
+        return resume(path, federation=federation, model=model, listener=listener)
+    if path.exists() and not any(path.iterdir()):
+        shutil.rmtree(path)
+    return start(ready, path, listener)
+
+
+def free_folder(config: Config, parent: Path = Path("runs")) -> Path:
+    """runs/digits-practical-fedamp-seed0, with a number behind it if that is taken."""
+    stem = f"{config.data.name}-{config.data.split}-{config.method.replace(':', '.')}-seed{config.seed}"
+    taken, path = 1, parent / stem
+    while path.exists():
+        taken += 1
+        path = parent / f"{stem}-{taken}"
+    return path
+
+
+def _announce(ready: Assembly, listener: Listener | None) -> None:
+    if listener:
+        for sentence in ready.warnings:
+            listener.on_warning(sentence)
+        listener.on_start(ready)
+
+
+def _table(config: Settings | Config | Path | str | None) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, Config):
+        return config.model_dump(mode="json")
+    return dict(config) if isinstance(config, Mapping) else read_toml(Path(config))

@@ -1,0 +1,204 @@
+"""From a configuration to what a method needs: federation, model, problem, cohort."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from . import data, models, streams
+from .cohort import Cohort, Samples
+from .config import Config, ConfigError
+from .execution import Choice, OneByOne, Stacked, choose, has_batch_statistics
+from .federation import Federation, FederationError, Problem
+from .method import Method
+from .task import Task, class_weights, loss_named, metric_named
+from .weights import Layout
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """A run, ready to start. Rows from `problem.known` on are newcomers; `test` is for the engine alone."""
+
+    config: Config
+    method: Method
+    federation: Federation
+    problem: Problem
+    cohort: Cohort
+    test: Samples
+    execution: OneByOne | Stacked
+    device: torch.device
+    reason: str
+    warnings: tuple[str, ...] = ()
+
+    def known_problem(self) -> Problem:
+        """The problem without the newcomers."""
+        p, k = self.problem, self.problem.known
+        return replace(
+            p,
+            names=p.names[:k],
+            samples=p.samples[:k],
+            groups=None if p.groups is None else p.groups[:k],
+            graph=None if p.graph is None else p.graph[:k, :k],
+        )
+
+
+Function = Callable[[Tensor, Tensor], Tensor]
+
+
+def assemble(
+    config: Config,
+    federation: Federation | None = None,
+    *,
+    model: Callable[..., nn.Module] | None = None,
+    loss: Function | None = None,
+    metric: Function | None = None,
+) -> Assembly:
+    """Loads the data, builds the model and decides how clients are run. Writes nothing.
+
+    The returned configuration records what `auto` decided, so that a resumed run does not decide again.
+    """
+    split_seed, init_seed, training_seed = config.seeds
+    method = config.built_method()
+    warnings: list[str] = []
+    if federation is None:
+        federation = load_federation(config)
+    dtype, device = DTYPES[config.precision], chosen_device(config.device)
+    federation = replace(federation, task=_task(federation.task, config, loss, metric))
+    federation = federation.with_validation(config.data.validation, split_seed)
+    newcomers = _newcomers(federation, config.participation.novel, split_seed)
+    known, everyone = federation.without(newcomers)
+    task = federation.task
+
+    def fresh(generator: torch.Generator) -> Tensor:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
+            return layout.row(
+                models.build(model or config.model.name, task.inputs, task.outputs, config.model.settings), dtype
+            )
+
+    with torch.random.fork_rng([]):
+        torch.manual_seed(streams.number(init_seed, "initial weights"))
+        module = models.build(model or config.model.name, task.inputs, task.outputs, config.model.settings)
+    models.check(module, task.inputs, task.outputs)
+    _refuse_what_no_one_can_average(module)
+    module = module.to(dtype)
+    layout = Layout.of(module)
+    if layout.parameters == 0:
+        raise models.ModelError("The model has no parameter that could be trained.")
+    if config.local.batch_size == 1 and has_batch_statistics(module):
+        raise ConfigError(
+            "local.batch_size = 1 cannot be with BatchNorm: a single sample has no statistics. Take 2 or more."
+        )
+
+    parts = [(_cast(c.train[0], dtype), _cast(c.train[1], dtype)) for c in everyone.clients]
+    held = [c.validation or (c.train[0][:0], c.train[1][:0]) for c in everyone.clients]
+    tests = [(_cast(c.test[0], dtype), _cast(c.test[1], dtype)) for c in everyone.clients]
+    train = Samples.of(parts, device)
+    first = parts[0][0][:4].to(device), parts[0][1][:4].to(device)
+    choice: Choice = choose(module, layout, task.loss, *first, wanted=config.execution)
+    if config.execution == "stacked" and not isinstance(choice.execution, Stacked):
+        warnings.append(f"Clients cannot be stacked: {choice.reason}. They run one by one.")
+    config = config.model_copy(update={"execution": choice.execution.name, "device": device.type})
+    cohort = Cohort(
+        names=everyone.names,
+        train=train,
+        validation=Samples.of([(_cast(x, dtype), _cast(y, dtype)) for x, y in held], device),
+        task=task,
+        layout=layout,
+        execution=choice.execution,
+        local=config.local,
+        seed=training_seed,
+        rounds=config.rounds,
+        class_weight=_class_weights(config, task, everyone, dtype, device),
+        merge_single=has_batch_statistics(module),
+        random_layers=choice.random_layers,
+    )
+    problem = Problem(
+        task=task,
+        layout=layout,
+        names=everyone.names,
+        samples=torch.tensor(cohort.samples, device=device),
+        initial=layout.row(module, dtype).to(device),
+        rounds=config.rounds,
+        known=len(known),
+        fresh=lambda generator: fresh(generator).to(device),
+        groups=None if everyone.groups is None else everyone.groups.to(device),
+        graph=None if everyone.graph is None else everyone.graph.to(device),
+    )
+    if cohort.merge_single and min(cohort.samples) < 2:
+        lone = everyone.names[cohort.samples.index(min(cohort.samples))]
+        raise FederationError(f"Client {lone!r} has one training sample, and the model's BatchNorm needs at least two.")
+    try:
+        method.check(problem, config.local)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    ready = Assembly(
+        config, method, everyone, problem, cohort, Samples.of(tests, device), choice.execution, device, choice.reason
+    )
+    return replace(ready, warnings=tuple(warnings))
+
+
+def load_federation(config: Config) -> Federation:
+    settings = config.data.model_dump(exclude={"name", "split", "validation"})
+    return data.load(config.data.name, config.data.split, seed=config.seeds[0], **settings)
+
+
+def chosen_device(wanted: str) -> torch.device:
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device = 'cuda' was asked for, but torch sees no GPU here. Take device = 'cpu' or 'auto'.")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def _task(task: Task, config: Config, loss: Function | None, metric: Function | None) -> Task:
+    """The task with the loss and the metric that were asked for, by name or as Python functions."""
+    try:
+        if config.learning.loss != "default":
+            task = replace(task, loss=loss_named(loss or config.learning.loss))
+        if config.learning.metric != "default":
+            task = replace(task, metric=metric_named(metric or config.learning.metric))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return task
+
+
+def _newcomers(federation: Federation, share: float, seed: int) -> list[str]:
+    """Names held out as newcomers, by lot."""
+    count = round(share * len(federation))
+    if share and not count:
+        raise ConfigError(f"participation.novel = {share} of {len(federation)} clients is nobody; take a larger share.")
+    lots = sorted(federation.names, key=lambda name: streams.number(seed, name, "newcomer"))
+    return lots[:count]
+
+
+def _class_weights(
+    config: Config, task: Task, federation: Federation, dtype: torch.dtype, device: torch.device
+) -> Tensor | None:
+    wanted = config.local.class_weights
+    if wanted == "none":
+        return None
+    if task.kind != "classification":
+        raise ConfigError("local.class_weights are for classification; this task is a regression.")
+    if wanted == "balanced":
+        rows = [class_weights(c.train[1], task.outputs) for c in federation.clients]
+        return torch.stack(rows).to(device, dtype)
+    if len(wanted) != task.outputs or min(wanted) < 0 or max(wanted) == 0:
+        raise ConfigError(f"local.class_weights needs {task.outputs} numbers of at least 0, one a class, not all 0.")
+    return torch.tensor([wanted] * len(federation), device=device, dtype=dtype)
+
+
+def _refuse_what_no_one_can_average(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats and layer.momentum is None:
+            raise models.ModelError(
+                f"Layer {name!r} is a BatchNorm with momentum=None, whose average needs a count of batches that cannot "
+                "be mixed between clients. Give it a momentum, such as 0.1."
+            )
+
+
+def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values.to(dtype) if values.is_floating_point() else values

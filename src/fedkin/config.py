@@ -1,0 +1,242 @@
+"""The typed configuration: what a run is, complete and resolved."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from . import data, methods
+from .errors import FedkinError
+from .method import Method
+from .optimisers import Local
+
+
+class ConfigError(FedkinError):
+    """A setting is wrong; the sentence says where, why, and what would be right."""
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+
+
+class Data(_Strict):
+    """Which data, and how it is dealt to clients."""
+
+    name: Annotated[str, Field(description="data set, see `fedkin data list`")] = "digits"
+    split: Literal["iid", "pathological", "practical", "dirichlet", "natural", "relabelled"] = "practical"
+    clients: Annotated[
+        int | None, Field(ge=1, description="number of clients; the data set's usual one if not given")
+    ] = None
+    validation: Annotated[Share, Field(description="share of each client's training data kept for validation")] = 0.1
+    alpha: Annotated[float, Field(gt=0, description="dirichlet: the smaller, the more skewed")] = 0.3
+    classes_per_client: Annotated[int, Field(ge=1, description="pathological")] = 2
+    dominating: Annotated[float, Field(gt=0, lt=1, description="practical: share of the dominating classes")] = 0.8
+    shift: Annotated[int, Field(description="relabelled: group g's label is (y + shift g) mod classes")] = 2
+    test_fraction: Annotated[float, Field(gt=0, lt=1, description="where there is no official test part")] = 0.25
+
+
+class Model(_Strict):
+    """The network: one of ours by name, or 'package.module:factory'."""
+
+    name: str = "mlp"
+    settings: dict[str, Any] = {}
+
+
+class Learning(_Strict):
+    """Loss and metric, by name or 'package.module:function'; by default what the data set's task has."""
+
+    loss: str = "default"
+    metric: str = "default"
+
+
+class Participation(_Strict):
+    """Who takes part in a round."""
+
+    sample: Annotated[float, Field(gt=0, le=1, description="share of the reachable clients that train")] = 1.0
+    dropped: Annotated[Share, Field(description="share of clients that cannot be reached in a round")] = 0.0
+    lost: Annotated[Share, Field(description="chance that a trained client's upload never arrives")] = 0.0
+    score: Annotated[Literal["all", "participants"], Field(description="who is scored in a round")] = "all"
+    novel: Annotated[Share, Field(description="share of clients held out as newcomers after training")] = 0.0
+    novel_exchanges: Annotated[int, Field(ge=0, description="local trainings a newcomer gets, less one")] = 3
+
+
+class Config(_Strict):
+    """One run of one method."""
+
+    method: str = "fedamp"
+    rounds: Annotated[int, Field(ge=1)] = 100
+    seed: Annotated[int, Field(ge=0)] = 0
+    split_seed: Annotated[int | None, Field(ge=0, description="by default seed")] = None
+    init_seed: Annotated[int | None, Field(ge=0, description="by default seed")] = None
+    training_seed: Annotated[int | None, Field(ge=0, description="by default seed")] = None
+    preset: Annotated[Literal["ours", "paper"], Field(description="paper: the method's published values")] = "ours"
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    execution: Literal["auto", "stacked", "one-by-one"] = "auto"
+    chunk: Annotated[int, Field(ge=0, description="clients trained at once; 0: as many as memory allows")] = 0
+    precision: Literal["float32", "float64"] = "float32"
+    on_divergence: Annotated[
+        Literal["continue", "stop"], Field(description="when a client's training is no longer finite")
+    ] = "continue"
+    settings: Annotated[dict[str, Any], Field(description="the method's own")] = {}
+    data: Data = Data()
+    model: Model = Model()
+    learning: Learning = Learning()
+    local: Local = Local()
+    participation: Participation = Participation()
+
+    def built_method(self) -> Method:
+        return _validated(methods.find(self.method), self.settings, "settings")  # type: ignore[return-value]
+
+    @property
+    def seeds(self) -> tuple[int, int, int]:
+        """The split, init and training seeds."""
+        given = (self.split_seed, self.init_seed, self.training_seed)
+        return tuple(self.seed if s is None else s for s in given)  # type: ignore[return-value]
+
+
+def resolve(raw: Mapping[str, Any], known_data: bool = True) -> Config:
+    """A complete configuration from what the user said.
+
+    What is not said comes from the method where it presupposes something, then from the data set, then from here.
+    `known_data=False`: the federation was given as an object, so its name need not be one of ours.
+    """
+    _refuse_unknown(raw, Config, "")
+    shape = _validated(Config, {k: v for k, v in raw.items() if k != "settings"}, "")
+    assert isinstance(shape, Config)
+    method = methods.find(shape.method)
+    layers: list[Mapping[str, Any]] = []
+    if known_data:
+        layers.append(data.defaults(shape.data.name))
+    layers.append({"local": method.local})
+    if shape.preset == "paper":
+        layers.append({"settings": method.paper(shape.data.name, shape.data.split)})
+    merged: dict[str, Any] = {}
+    for layer in [*layers, raw]:
+        merged = merge(merged, layer)
+    if "name" in raw.get("model", {}) and "settings" not in raw["model"]:
+        merged["model"] = {"name": raw["model"]["name"]}  # another model does not take the data set's model's settings
+    merged["settings"] = _validated(method, merged.get("settings", {}), "settings").model_dump(mode="json")
+    config = _validated(Config, merged, "")
+    assert isinstance(config, Config)
+    return config
+
+
+def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Tables laid over tables; a value above wins."""
+    result = dict(below)
+    for key, value in above.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = merge(result[key], value) if both else value
+    return result
+
+
+# ---- what was wrong, in words ----
+
+
+def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) -> None:
+    fields = model.model_fields
+    for key, value in raw.items():
+        if key not in fields:
+            raise ConfigError(unknown_key(f"{where}{key}", [f"{where}{f}" for f in fields]))
+        inner = fields[key].annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            if not isinstance(value, Mapping):
+                raise ConfigError(
+                    f"{where}{key} is a table of settings ({', '.join(inner.model_fields)}), not {value!r}."
+                )
+            _refuse_unknown(value, inner, f"{where}{key}.")
+
+
+def unknown_key(key: str, known: Iterable[str]) -> str:
+    known = list(known)
+    near = difflib.get_close_matches(key, known, 1, 0.5)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
+    return f"There is no setting {key!r}. {hint}"
+
+
+def _validated(model: type[BaseModel], values: Mapping[str, Any], where: str) -> BaseModel:
+    prefix = f"{where}." if where else ""
+    for key in values:
+        if key not in model.model_fields:
+            raise ConfigError(unknown_key(f"{prefix}{key}", [f"{prefix}{f}" for f in model.model_fields]))
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error, prefix)) from None
+
+
+def _sentence(error: ValidationError, prefix: str) -> str:
+    """The first fault as a sentence; alternatives of one setting are joined."""
+    faults = error.errors()
+    first = faults[0]
+    path = [str(p) for p in first["loc"]]
+    keys = []
+    for part in path:  # pydantic appends the branch of a union to the place: drop it
+        if part[:1].islower() and part.isidentifier() and part not in ("float", "int", "str", "bool", "list", "dict"):
+            keys.append(part)
+        else:
+            break
+    place = prefix + ".".join(keys)
+    same = [f for f in faults if [str(p) for p in f["loc"]][: len(keys)] == keys]
+    reasons = list(dict.fromkeys(_reason(f) for f in same))
+    given = first.get("input")
+    sentence = f"{place} = {given!r} cannot be: {' or '.join(reasons)}."
+    options = first.get("ctx", {}).get("expected", "") if first["type"] == "literal_error" else ""
+    words = [w.strip().strip("'") for w in options.replace(" or ", ",").split(",") if w.strip()]
+    near = difflib.get_close_matches(str(given), words, 1, 0.5)
+    return sentence + (f" Did you mean {near[0]!r}?" if near else "")
+
+
+def _reason(fault: Mapping[str, Any]) -> str:
+    message = str(fault["msg"])
+    return message[0].lower() + message[1:].removesuffix(".")
+
+
+# ---- TOML ----
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"There is no configuration file {path}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from None
+
+
+def to_toml(values: Mapping[str, Any], place: str = "") -> str:
+    """Values as TOML: first the plain settings, then the tables; what is None is left out."""
+    plain = {k: v for k, v in values.items() if v is not None and not isinstance(v, Mapping)}
+    tables = {k: v for k, v in values.items() if isinstance(v, Mapping)}
+    lines = [f"{_key(k)} = {_value(v)}" for k, v in plain.items()]
+    text = "\n".join(lines) + ("\n" if lines else "")
+    for key, table in tables.items():
+        if table:
+            inner = f"{place}.{_key(key)}" if place else _key(key)
+            text += f"\n[{inner}]\n{to_toml(table, inner)}"
+    return text
+
+
+def _key(key: str) -> str:
+    return key if key.replace("_", "").replace("-", "").isalnum() and key.isascii() else _value(key)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+        return f'"{escaped}"'
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(_value(v) for v in value) + "]"
+    raise ConfigError(f"A value of type {type(value).__name__} cannot be written to a configuration file: {value!r}.")

@@ -1,0 +1,502 @@
+"""Rounds in one process: download, train, score, update; with dropped clients, lost uploads and newcomers."""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import streams
+from ..assembly import Assembly
+from ..cohort import Model, Predictor, evaluate
+from ..federation import Problem
+from ..optimisers import Optimiser
+from ..runs import Checkpoint, Writer
+from ..state import Memory, Message, State, Upload
+from ..summary import summarise
+
+
+class Interrupted(Exception):
+    """The run was asked to stop; everything up to the last whole round is saved."""
+
+
+class Diverged(RuntimeError):
+    """A client's training is no longer finite, and the run was told to stop then."""
+
+
+class MethodError(RuntimeError):
+    """A method broke its contract; the sentence says where."""
+
+
+@dataclass
+class Listener:
+    """What a run tells while it goes on; the default says nothing."""
+
+    on_start: Callable[[Assembly], None] = lambda assembly: None
+    on_round: Callable[[dict[str, Any]], None] = lambda record: None
+    on_warning: Callable[[str], None] = lambda sentence: None
+    stop: Callable[[], bool] = lambda: False
+
+
+@dataclass
+class Scores:
+    """Each model's latest score of each client, on test and on validation data."""
+
+    test: dict[str, Tensor] = field(default_factory=dict)
+    validation: dict[str, Tensor] = field(default_factory=dict)
+
+
+class Simulation:
+    """One run of one method in this process."""
+
+    def __init__(self, assembly: Assembly, writer: Writer, listener: Listener | None = None) -> None:
+        self.a, self.writer = assembly, writer
+        self.listener = listener or Listener()
+        self.config, self.method = assembly.config, assembly.method
+        self.problem = assembly.known_problem()
+        self.seed = self.config.seeds[2]
+        self.scores = Scores()
+        self.best: tuple[int, float] | None = None
+        self.saved_at, self.save_cost = time.monotonic(), 0.0
+        self.held: dict[int, Memory] = {}
+        """Memories as of the last upload that arrived, of clients whose latest upload was lost."""
+
+    # ---- a run ----
+
+    def run(self, checkpoint: Checkpoint | None = None) -> None:
+        """From the start, or from a checkpoint; ends with a summary on disk."""
+        everyone = list(range(len(self.problem)))
+        if checkpoint is None:
+            begin = streams.rng(self.seed, 0)
+            self.server = self.method.begin(self.problem, begin)
+            self.memory = self._enlisted(self.problem, torch.tensor(everyone, device=self.a.device))
+            first = 1 - self.method.uncounted
+        else:
+            self._restore(checkpoint)
+            first = checkpoint.round + 1
+        for round in range(first, self.config.rounds + 1):
+            self._round(round)
+            self._save(round, last=round == self.config.rounds)
+            if self.listener.stop():
+                self._save(round, last=True)
+                raise Interrupted(f"Stopped after round {round} of {self.config.rounds}; everything is saved.")
+        closing = self._closing(self.config.rounds + 1)
+        novel = self._newcomers() if self.a.problem.known < len(self.a.problem) else None
+        self.writer.summary(summarise(self.writer.path, self.a, closing, novel, _peak_bytes(self.a.device)))
+
+    def _round(self, round: int) -> None:
+        started = time.perf_counter()
+        reached = self._reached(round)
+        clients = self._sampled(reached, round)
+        rng = streams.rng(self.seed, round)
+        xi = self.server.xi.clone() if "xi" in self.server else None
+        message = self._download(self.problem, reached, round)
+        upload, loss, good = self._train(clients, message.take(_places(clients, reached)), round)
+        if round >= 1:
+            diverged = {c for c, fine in zip(clients, good, strict=True) if not fine}
+            scored = reached if self.config.participation.score == "all" else clients
+            scored = [c for c in scored if c not in diverged]
+            self._score(self.scores, scored, message.take(_places(scored, reached)), round)
+        arrived = [i for i, c in enumerate(clients) if good[i] and not self._lost(c, round, upload)]
+        self._acknowledge(clients, arrived)
+        if arrived and upload:
+            chosen = torch.tensor(arrived, device=self.a.device)
+            numbers = torch.tensor(clients, device=self.a.device)[chosen]
+            self.server = self.method.update(self.problem, self.server, numbers, upload.take(chosen), round, rng)
+        if round >= 1:
+            self._record(
+                round,
+                xi,
+                seconds=time.perf_counter() - started,
+                bytes_down=len(reached) * message.bytes_per_client(),
+                bytes_up=len(clients) * upload.bytes_per_client(),
+                participants=[self.problem.names[c] for c in clients],
+                train_loss=loss,
+            )
+
+    # ---- who takes part ----
+
+    def _reached(self, round: int) -> list[int]:
+        """Clients that are not dropped: a random share of all, by lot of their names."""
+        count = round_half_up(self.config.participation.dropped * len(self.problem))
+        dropped = set(self._lots(range(len(self.problem)), round, "dropped")[:count])
+        return [c for c in range(len(self.problem)) if c not in dropped]
+
+    def _sampled(self, reached: list[int], round: int) -> list[int]:
+        share = self.config.participation.sample
+        count = max(1, round_half_up(share * len(reached))) if round >= 1 else len(reached)
+        return sorted(self._lots(reached, round, "sampled")[:count]) if count < len(reached) else reached
+
+    def _lots(self, clients: Sequence[int], round: int, purpose: str) -> list[int]:
+        names = self.problem.names
+        return sorted(clients, key=lambda c: (streams.chance(self.seed, names[c], round, purpose), names[c]))
+
+    def _lost(self, client: int, round: int, upload: Upload) -> bool:
+        """Whether a trained client's upload never arrives; one with nothing in it cannot get lost."""
+        chance = streams.chance(self.seed, self.problem.names[client], round, "lost upload")
+        return bool(upload) and chance < self.config.participation.lost
+
+    # ---- the parts of a round ----
+
+    def _enlisted(self, problem: Problem, clients: Tensor) -> Memory:
+        memory = self.method.enlist(problem, clients, streams.rng(self.seed, 0))
+        if self.config.local.persist_optimiser:
+            rows = problem.initial.expand(len(clients), -1)
+            kept = Optimiser.fresh(self.config.local, rows, problem.layout.parameters)
+            memory = memory.replace(**{f"optimiser.{n}": t for n, t in kept.items()})
+        return memory
+
+    def _download(self, problem: Problem, clients: list[int], round: int) -> Message:
+        numbers = torch.tensor(clients, device=self.a.device)
+        message = self.method.download(problem, self.server, numbers, round, streams.rng(self.seed, round))
+        self._check_rows(message, len(clients), "download")
+        return message
+
+    def _train(
+        self, clients: list[int], message: Message, round: int, epochs: int = 1
+    ) -> tuple[Upload, float | None, list[bool]]:
+        """Local training of these clients, in chunks; what is not finite is refused, and the memory stays.
+
+        `epochs` multiplies the usual number (newcomers).
+        """
+        parts: list[tuple[Upload, Memory]] = []
+        losses = []
+        before = self.memory.take(torch.tensor(clients, device=self.a.device))
+        for i, client in enumerate(clients):
+            if client in self.held:  # its last upload was lost: it starts where the server left it
+                before.put(torch.tensor([i], device=self.a.device), self.held[client])
+        for chunk in self._chunks(range(len(clients))):
+            places = torch.tensor(chunk, device=self.a.device)
+            cohort = self.a.cohort.take([clients[i] for i in chunk])
+            if epochs > 1:
+                cohort.local = cohort.local.model_copy(update={"epochs": cohort.local.epochs * epochs})
+            remembered = before.take(places)
+            kept, own = _without_optimiser(remembered)
+            cohort.carried = kept
+            upload, memory = self.method.train(cohort, message.take(places).for_clients(len(chunk)), own, round)
+            memory = _with_optimiser(memory, cohort.carried)
+            self._check_rows(upload, len(chunk), "train (upload)")
+            self._check_rows(memory, len(chunk), "train (memory)")
+            parts.append((upload, memory))
+            loss = cohort.mean_loss()
+            losses.append(torch.zeros(len(chunk)) if loss is None else loss.cpu())
+        upload, memory = State.join([p[0] for p in parts]), State.join([p[1] for p in parts])
+        loss_of = torch.cat(losses)
+        good = (upload.finite(len(clients)) & memory.finite(len(clients)) & torch.isfinite(loss_of)).tolist()
+        for client, fine in zip(clients, good, strict=True):
+            if not fine:
+                self._diverged(client, round)
+        fine = torch.tensor([i for i, g in enumerate(good) if g], dtype=torch.int64, device=self.a.device)
+        self.trained_from = before
+        if len(fine):
+            self.memory.put(torch.tensor(clients, device=self.a.device)[fine], memory.take(fine))
+            return upload, float(loss_of[fine.cpu()].mean()), good
+        return upload, None, good
+
+    def _diverged(self, client: int, round: int) -> None:
+        name = self._names()[client]
+        sentence = f"Round {round}: the training of client {name!r} diverged (its loss or weights are not finite)"
+        if self.config.on_divergence == "stop":
+            raise Diverged(
+                f"{sentence}. The run stops, as configured; rounds before this one are kept. A smaller local.lr or "
+                "local.clip = 1.0 usually helps."
+            )
+        self.listener.on_warning(f"{sentence}; its upload is left out and its last finite model stays.")
+
+    def _acknowledge(self, clients: list[int], arrived: list[int]) -> None:
+        """Remembers, for each client whose upload did not arrive, where the server believes it to be."""
+        for i, client in enumerate(clients):
+            if i in arrived:
+                self.held.pop(client, None)
+            elif client not in self.held:
+                self.held[client] = self.trained_from.take(torch.tensor([i], device=self.a.device))
+
+    def _score(self, scores: Scores, clients: list[int], message: Message, round: int) -> dict[str, Model]:
+        """Scores every model the method owns; returns the models of these clients."""
+        metric = self.problem.task.metric
+        parts: list[dict[str, Model]] = []
+        for chunk in self._chunks(range(len(clients))):
+            numbers = [clients[i] for i in chunk]
+            cohort = self.a.cohort.take(numbers)
+            own = _without_optimiser(self.memory.take(torch.tensor(numbers, device=self.a.device)))[1]
+            places = torch.tensor(chunk, device=self.a.device)
+            models = self.method.models(cohort, message.take(places).for_clients(len(chunk)), own, round)
+            tests = self.a.test.take(numbers)
+            for name, model in models.items():
+                self._check_model(name, model, len(chunk))
+                for book, samples in ((scores.test, tests), (scores.validation, cohort.validation)):
+                    values = evaluate(self.a.execution, samples, model, metric)
+                    vector = book.setdefault(name, torch.full((len(self._names()),), torch.nan, dtype=torch.float64))
+                    vector[numbers] = values
+            parts.append(models)
+        return _joined(parts)
+
+    def _names(self) -> tuple[str, ...]:
+        return self.a.problem.names
+
+    def _chunks(self, numbers: Sequence[int]) -> Iterator[list[int]]:
+        size = self.config.chunk or self._clients_at_once()
+        for at in range(0, len(numbers), size):
+            yield list(numbers[at : at + size])
+
+    def _clients_at_once(self) -> int:
+        """As many clients as training needs half of the free memory for: about twelve rows of weights each."""
+        row = 12 * self.problem.layout.size * self.problem.initial.element_size()
+        return max(1, _free_bytes(self.a.device) // 2 // max(1, row))
+
+    # ---- what is written ----
+
+    def _record(self, round: int, xi: Tensor | None, **facts: Any) -> dict[str, Any]:
+        known = len(self.problem)
+        self._carry_initial(known)
+        record: dict[str, Any] = {"round": round, **facts, "models": _table(self.scores, known)}
+        self.writer.line(record)
+        score = record["models"][self.method.headline]["mean"]
+        better = self.best is None or (score - self.best[1]) * self._direction > 0
+        if xi is not None:
+            self._keep_xi(round, xi, better)
+        if better:
+            self.best = (round, score)
+        self.listener.on_round(record)
+        return record
+
+    @property
+    def _direction(self) -> int:
+        return 1 if self.problem.task.metric.higher_is_better else -1
+
+    def _keep_xi(self, round: int, xi: Tensor, better: bool) -> None:
+        """Every round for up to 200 clients, every tenth beyond; the best and the last always."""
+        every = 1 if len(self.problem) <= 200 else 10
+        if round % every == 0 or better or round > self.config.rounds:
+            self.writer.collaboration(round, xi)
+        if better and self.best and self.best[0] % every:
+            self.writer.forget_collaboration(self.best[0])
+
+    def _carry_initial(self, known: int) -> None:
+        """A client that was never scored has the initial model's score."""
+        for book, samples in ((self.scores.test, self.a.test), (self.scores.validation, self.a.cohort.validation)):
+            for vector in book.values():
+                counts = torch.tensor(samples.counts)
+                missing = (vector[:known].isnan() & (counts[:known] > 0)).nonzero().squeeze(1).tolist()
+                if missing:
+                    rows = self.problem.initial.expand(len(missing), -1)
+                    vector[missing] = evaluate(self.a.execution, samples.take(missing), rows, self.problem.task.metric)
+
+    def _closing(self, round: int) -> dict[str, Model]:
+        """A download without training: scores the final aggregate and saves the model each client should use."""
+        started = time.perf_counter()
+        everyone = list(range(len(self.problem)))
+        message = self._download(self.problem, everyone, round)
+        models = self._score(self.scores, everyone, message, round)
+        xi = self.server.xi if "xi" in self.server else None
+        facts = {"bytes_down": len(everyone) * message.bytes_per_client(), "bytes_up": 0, "participants": []}
+        self._record(round, xi, seconds=time.perf_counter() - started, **facts, train_loss=None, final=True)
+        self._hand_out(everyone, models)
+        return models
+
+    def _hand_out(self, clients: list[int], models: dict[str, Model]) -> None:
+        """For each client the best of the method's models on its validation data; a tie, or fewer than five validation
+        samples: the headline."""
+        layout, config = self.problem.layout, self.config
+        for i, client in enumerate(clients):
+            chosen = self.method.headline
+            if self.a.cohort.validation.counts[client] >= 5:
+                score = {n: float(self.scores.validation[n][client]) * self._direction for n in models}
+                top = max(score.values())
+                chosen = chosen if score[chosen] >= top else max(score, key=lambda n: score[n])
+            model = models[chosen]
+            if isinstance(model, Predictor):
+                tensors: dict[str, Tensor] = {}
+                for name, rows in model.rows.items():
+                    wide = rows.ndim > 1
+                    named = layout.tensors(rows[i]) if wide else {"": rows[i]}
+                    tensors |= {f"{name}.{n}".rstrip("."): t for n, t in named.items()}
+            else:
+                tensors = layout.tensors(model[i])
+            about = {
+                "client": self._names()[client],
+                "method": config.method,
+                "chosen": chosen,
+                "predictor": model.function if isinstance(model, Predictor) else None,
+                "model": config.model.model_dump(mode="json"),
+                "task": {"kind": self.problem.task.kind, "inputs": list(self.problem.task.inputs)},
+                "outputs": self.problem.task.outputs,
+                "classes": list(self.problem.task.class_names),
+            }
+            self.writer.model(self._names()[client], tensors, about)
+
+    # ---- newcomers ----
+
+    def _newcomers(self) -> dict[str, Any]:
+        """Newcomers find their place: `newcomer_rounds` exchanges with the server, then a closing one in which they
+        download and train. Known clients keep the weights they had. All methods give newcomers the same
+        number of local epochs in all."""
+        known = self.a.problem.known
+        self.problem = self.a.problem
+        newcomers = list(range(known, len(self.problem)))
+        numbers = torch.tensor(newcomers, device=self.a.device)
+        rng = streams.rng(self.seed, self.config.rounds + 1)
+        self.server = self.method.welcome(self.problem, self.server, rng)
+        own = self._enlisted(self.problem, numbers)
+        self.memory = State.join([self.memory, own])
+        first = self.config.rounds + 2
+        exchanges = min(self.method.newcomer_rounds, self.config.participation.novel_exchanges)
+        for round in range(first, first + exchanges):
+            message = self._download(self.problem, newcomers, round)
+            upload, _, good = self._train(newcomers, message, round)
+            self._score(self.scores, [c for c, g in zip(newcomers, good, strict=True) if g], message, round)
+            arrived = torch.tensor([i for i, g in enumerate(good) if g], dtype=torch.int64, device=self.a.device)
+            if len(arrived):
+                rng = streams.rng(self.seed, round)
+                self.server = self.method.update(
+                    self.problem, self.server, numbers[arrived], upload.take(arrived), round, rng
+                )
+            self._record_novel(round, known)
+        last = first + exchanges
+        message = self._download(self.problem, newcomers, last)
+        epochs = 1 + self.config.participation.novel_exchanges - exchanges
+        self._train(newcomers, message, last, epochs)
+        models = self._score(self.scores, newcomers, message, last)
+        record = self._record_novel(last, known)
+        self._hand_out(newcomers, models)
+        return {"clients": list(self.problem.names[known:]), "models": record["models"]}
+
+    def _record_novel(self, round: int, known: int) -> dict[str, Any]:
+        record = {"round": round, "novel": True, "models": _table(self.scores, len(self.problem), known)}
+        self.writer.line(record)
+        return record
+
+    # ---- checkpoints ----
+
+    def _save(self, round: int, last: bool) -> None:
+        """Every round, or at least every minute where that would cost more than a tenth of the time."""
+        since = time.monotonic() - self.saved_at
+        if round < 0 or (not last and since < min(60.0, 9 * self.save_cost)):
+            return
+        started = time.monotonic()
+        self.checkpoint(round).save(self.writer.checkpoint, self.config)
+        self.saved_at = time.monotonic()
+        self.save_cost = self.saved_at - started
+
+    def checkpoint(self, round: int) -> Checkpoint:
+        held = State()
+        if self.held:
+            rows = State.join(list(self.held.values()))
+            held = rows.replace(**{"held.clients": torch.tensor(list(self.held))})
+        best = State()
+        if self.best:
+            best = State({"best": torch.tensor(self.best, dtype=torch.float64)})
+        states = {
+            "server": self.server,
+            "memory": self.memory,
+            "held": held,
+            "test": State(**self.scores.test),
+            "validation": State(**self.scores.validation),
+            "best": best,
+        }
+        return Checkpoint(round, states)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        states = checkpoint.states
+        self.server, self.memory = states["server"].to(self.a.device), states["memory"].to(self.a.device)
+        self.scores = Scores(dict(states["test"].items()), dict(states["validation"].items()))
+        held = states["held"]
+        if held:
+            rows = State(**{n: t for n, t in held.items() if n != "held.clients"}).to(self.a.device)
+            for i, client in enumerate(dict(held.items())["held.clients"].tolist()):
+                self.held[client] = rows.take(torch.tensor([i], device=self.a.device))
+        if states["best"]:
+            at, score = states["best"].best.tolist()
+            self.best = (int(at), score)
+
+    # ---- a method's contract ----
+
+    def _check_rows(self, state: State, count: int, where: str) -> None:
+        for name, tensor in state.items():
+            if name not in state.shared and (tensor.ndim == 0 or len(tensor) != count):
+                raise MethodError(
+                    f"Method {self.config.method!r}, {where}: tensor {name!r} has shape {tuple(tensor.shape)}; "
+                    f"its first dimension should be the {count} clients."
+                )
+
+    def _check_model(self, name: str, model: Model, count: int) -> None:
+        size = self.problem.layout.size
+        if isinstance(model, Tensor) and tuple(model.shape) != (count, size):
+            raise MethodError(
+                f"Method {self.config.method!r}: model {name!r} has shape {tuple(model.shape)}; it should be "
+                f"({count}, {size}): a row of weights for each client."
+            )
+
+
+def _table(scores: Scores, stop: int, start: int = 0) -> dict[str, Any]:
+    """For each model its mean, deviation and vector over clients, and the same of validation."""
+    table = {}
+    for name, vector in scores.test.items():
+        test = vector[start:stop]
+        held = scores.validation[name][start:stop]
+        seen = held[~held.isnan()]
+        validation = {"mean": float(seen.mean()), "clients": held.tolist()} if len(seen) else None
+        present = test[~test.isnan()]
+        table[name] = {
+            "mean": float(present.mean()) if len(present) else None,
+            "std": float(present.std(correction=0)) if len(present) else None,
+            "clients": test.tolist(),
+            "validation": validation,
+        }
+    return table
+
+
+def _places(clients: list[int], among: list[int]) -> Tensor:
+    at = {c: i for i, c in enumerate(among)}
+    return torch.tensor([at[c] for c in clients], dtype=torch.int64)
+
+
+def _joined(parts: list[dict[str, Model]]) -> dict[str, Model]:
+    if not parts:
+        return {}
+    joined: dict[str, Model] = {}
+    for name, first in parts[0].items():
+        if isinstance(first, Predictor):
+            joined[name] = replace(first, rows=State.join([p[name].rows for p in parts]))  # type: ignore[union-attr]
+        else:
+            joined[name] = torch.cat([p[name] for p in parts]) if len(parts) > 1 else first  # type: ignore[misc]
+    return joined
+
+
+def _without_optimiser(memory: Memory) -> tuple[State | None, Memory]:
+    """The optimiser's state that a client carries from round to round, and what the method itself remembers."""
+    own = {n: t for n, t in memory.items() if not n.startswith("optimiser.")}
+    kept = {n.removeprefix("optimiser."): t for n, t in memory.items() if n.startswith("optimiser.")}
+    return (State(**kept) if kept else None), State(**own)
+
+
+def _with_optimiser(memory: Memory, kept: State | None) -> Memory:
+    return memory.replace(**{f"optimiser.{n}": t for n, t in kept.items()}) if kept is not None else memory
+
+
+def round_half_up(value: float) -> int:
+    return int(value + 0.5)
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        import os
+
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):
+        return 4 << 30
+
+
+def _peak_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024

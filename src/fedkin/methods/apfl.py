@@ -1,0 +1,77 @@
+"""APFL (Deng et al., 2020): each client mixes a model of its own with the global one, and learns how much."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from ..cohort import Predictor
+from ..method import Cohort, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+
+
+class APFL(Method):
+    """Personal model alpha_i v_i + (1 - alpha_i) w. Models: `personal` (that mixture) and `global` w.
+
+    The paper mixes parameters; its public code mixes outputs (`mix = "outputs"`).
+    """
+
+    headline = "personal"
+    local = {"optimiser": "sgd", "lr": 0.01}
+
+    alpha: Annotated[float, Field(ge=0, le=1, description="weight of the client's own model at the start")] = 0.5
+    adaptive: Annotated[bool, Field(description="learn alpha, once a round")] = True
+    mix: Literal["parameters", "outputs"] = "parameters"
+
+    def begin(self, problem: Problem, rng: Rng) -> Server:
+        return State({"w": problem.initial.clone()})
+
+    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
+        rows = problem.initial.repeat(len(clients), 1)
+        return State(v=rows, alpha=torch.full_like(rows[:, 0], self.alpha))
+
+    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
+        return State({"w": server.w})
+
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+        d, lr = cohort.layout.parameters, cohort.lr(round)
+        w, v, alpha = message.w.clone(), memory.v.clone(), memory.alpha.clone()
+        step_w, step_v = cohort.optimiser(w), cohort.optimiser(v)
+        for number, batch in enumerate(cohort.batches(round)):
+            k = len(batch)
+            gap = v[:k, :d] - w[:k, :d]
+            own = alpha[:k, None]
+            if self.mix == "parameters":
+                step_w.step(w, cohort.grad(w, batch), lr)
+                mixed = self._mixed(v[:k], w[:k], alpha[:k], d)
+                G = cohort.grad(mixed, batch)
+                v[:k, d:] = mixed[:, d:]
+                slope = (gap * G).sum(1)
+                step_v.step(v, own * G, lr)
+            else:
+                G_w, G_v = cohort.grad(w, batch), cohort.grad(v, batch)
+                slope = (gap * (own * G_v + (1 - own) * G_w)).sum(1)
+                step_w.step(w, G_w, lr)
+                step_v.step(v, G_v, lr)
+            if self.adaptive and number == 0:
+                # The term 0.02 alpha is in the authors' code, not in their paper.
+                alpha[:k] = (alpha[:k] - lr * (slope + 0.02 * alpha[:k])).clamp(0, 1)
+        return State(w=w), State(v=v, alpha=alpha)
+
+    @staticmethod
+    def _mixed(v: Tensor, w: Tensor, alpha: Tensor, d: int) -> Tensor:
+        """alpha v + (1 - alpha) w; the mixture's BatchNorm statistics are those that v carries."""
+        own = alpha[:, None]
+        return torch.cat([own * v[:, :d] + (1 - own) * w[:, :d], v[:, d:]], dim=1)
+
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+        personal: Model
+        if self.mix == "outputs":
+            personal = Predictor("mixed_outputs", State(v=memory.v, w=message.w, alpha=memory.alpha))
+        else:
+            personal = self._mixed(memory.v, message.w, memory.alpha, cohort.layout.parameters)
+        return {"personal": personal, "global": message.w}
+
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+        return server.replace(w=upload.w.mean(0))

@@ -1,0 +1,60 @@
+"""FedAvg inside the known groups: the upper bound that methods which are not told the groups should approach."""
+
+from __future__ import annotations
+
+import torch
+
+from ..method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+
+
+class Groups(Method):
+    """One model a known group, averaged as in FedAvg. Models: `cloud` (the group's) and `finetuned`."""
+
+    headline = "cloud"
+
+    def check(self, problem: Problem, local: Local) -> None:
+        if problem.groups is None:
+            raise ValueError(
+                "Method 'groups' averages inside known groups, and this federation has none: "
+                "use the practical or relabelled split, or give each client its group."
+            )
+
+    def begin(self, problem: Problem, rng: Rng) -> Server:
+        count = int(_groups(problem).max()) + 1
+        return State({"models": problem.initial.repeat(count, 1)}, xi=self._xi(problem))
+
+    def _xi(self, problem: Problem) -> Tensor:
+        """(m, m) the weights that full participation gives: n_j over the group's sum."""
+        groups = _groups(problem)
+        xi = (groups[:, None] == groups) * problem.samples.double()
+        return xi / xi.sum(1, keepdim=True)
+
+    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
+        return State(finetuned=problem.initial.repeat(len(clients), 1))
+
+    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
+        return State(u=server.models[_groups(problem)[clients]])
+
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+        W = cohort.fit(message.u, round)
+        return State(W=W), State(finetuned=W)
+
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+        return {"cloud": message.u, "finetuned": memory.finetuned}
+
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+        groups, n = _groups(problem)[clients], problem.samples[clients].to(upload.W.dtype)
+        for group in torch.unique(groups).tolist():
+            inside = groups == group
+            server.models[group] = (n[inside] / n[inside].sum()) @ upload.W[inside]
+        return server
+
+    def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:
+        strangers = int(_groups(problem).max()) + 1 - len(server.models)
+        models = torch.cat([server.models, problem.initial.repeat(max(0, strangers), 1)])
+        return State({"models": models}, xi=self._xi(problem))
+
+
+def _groups(problem: Problem) -> Tensor:
+    assert problem.groups is not None, "check() has made sure of it"
+    return problem.groups

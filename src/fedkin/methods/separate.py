@@ -1,0 +1,29 @@
+"""Separate: every client trains alone. The yardstick: joining should beat this."""
+
+from __future__ import annotations
+
+from ..method import Cohort, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+
+
+class Separate(Method):
+    """Every client trains on its own data, from the common start, and tells nobody."""
+
+    headline = "personal"
+
+    def begin(self, problem: Problem, rng: Rng) -> Server:
+        return State()
+
+    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
+        return State(personal=problem.initial.repeat(len(clients), 1))
+
+    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
+        return State()
+
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+        return State(), State(personal=cohort.fit(memory.personal, round))
+
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+        return {"personal": memory.personal}
+
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+        return server

@@ -1,0 +1,212 @@
+"""Reports on runs: one HTML page that works offline, figures for a paper, and what was found in plain words.
+
+The core runs without plotly and matplotlib: they are imported when a report is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin import comparison, statistics
+from fedkin.comparison import Row, Run
+
+__all__ = ["caveats", "finding", "score_text", "write_figures", "write_report"]
+
+# Okabe and Ito's colours, then Tol's muted ones: told apart by colour-blind readers. `separate` is always grey.
+PALETTE = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
+    "#332288", "#882255", "#999933", "#44AA99", "#AA4499", "#661100",
+)  # fmt: skip
+GREY = "#7A828C"
+# Fewer points than this get no box: quartiles of five clients say nothing.
+BOX_FROM = 8
+# Client names on the axes of the heat map stay legible up to here.
+NAMED_UP_TO = 40
+
+
+def write_report(
+    runs: Sequence[Run], path: Path, title: str | None = None, comparison: Mapping[str, Any] | None = None
+) -> Path:
+    """Write one self-contained HTML file about a run or a comparison, and return its path.
+
+    comparison: what is known of the comparison as a whole. `reference` names the row to test against (default: the
+    best), `notes` is a list of sentences to print; all else is listed with the settings.
+    """
+    from fedkin.report.page import write_page
+
+    return write_page(runs, path, title, comparison)
+
+
+def write_figures(runs: Sequence[Run], folder: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
+    """Write the figures for print, at the width of a column, and return their paths."""
+    from fedkin.report import paper
+
+    return paper.write_figures(runs, folder, formats)
+
+
+def colours(runs: Sequence[Run]) -> dict[str, str]:
+    """One colour a method, in the order given; after twelve they repeat, with other markers."""
+    members = comparison.by_method(runs)
+    joining = [method for method in members if members[method][0].summary["method"] != comparison.ALONE]
+    return dict.fromkeys(members, GREY) | {m: PALETTE[i % len(PALETTE)] for i, m in enumerate(joining)}
+
+
+def is_share(metric: str) -> bool:
+    """Whether the metric is a fraction that people read in per cent."""
+    return metric.rpartition(":")[2].endswith("accuracy")
+
+
+def metric_name(metric: str) -> str:
+    """The metric in words: `mse` is an abbreviation, `package.module:pinball_loss` somebody's own."""
+    name = metric.rpartition(":")[2].replace("_", " ")
+    return name.upper() if len(name) <= 4 and name.isalpha() else name
+
+
+def score_text(value: float | None, metric: str) -> str:
+    """A score as it is printed: 92.1 %, 0.002413, or a dash."""
+    if value is None or np.isnan(value):
+        return "–"
+    return f"{100 * value:.1f} %" if is_share(metric) else f"{value:.4g}"
+
+
+def difference_text(value: float, metric: str) -> str:
+    """A difference of scores as it is printed, without sign: 8.9 points, 0.001."""
+    return f"{100 * abs(value):.1f} points" if is_share(metric) else f"{abs(value):.3g}"
+
+
+def p_text(p: float) -> str:
+    return "< 0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def _equals(p: float) -> str:
+    return p_text(p) if p < 1e-4 else f"= {p_text(p)}"
+
+
+def finding(runs: Sequence[Run], reference: str | None = None) -> list[str]:
+    """What was found, in sentences; the first is the headline. The reference is the one of `comparison.tests`."""
+    table = [row for row in comparison.rows(runs) if row.headline]
+    sentences = [_alone_sentence(runs, table[0])] if len(table) == 1 else [_lead(runs, table, reference)]
+    sentences += _joining_sentence(runs, table)
+    if all(row.validated is not None for row in table):
+        metric, sign = runs[0].summary["metric"], 1 if comparison.higher_is_better(runs) else -1
+        honest = max(table, key=lambda row: sign * (row.validated or 0.0))
+        value = score_text(honest.validated, metric)
+        who = f"{honest.method} {'still leads' if honest is table[0] else 'leads'} with" if len(table) > 1 else "it is"
+        sentences.append(f"With the round chosen on validation data, which is the honest choice, {who} {value}.")
+    return sentences
+
+
+def _alone_sentence(runs: Sequence[Run], row: Row) -> str:
+    summary = runs[0].summary
+    metric, count = summary["metric"], len(summary["clients"])
+    best = f"{metric_name(metric)} of {score_text(row.bmta, metric)}"
+    text = f"{row.method} reaches a mean test {best} over {count} clients"
+    if len(runs) == 1:
+        k, rounds = best_round(runs[0]), int(summary["rounds"])
+        text += f", in round {k} of {rounds}" if k <= rounds else f", after the last of {rounds} rounds"
+    else:
+        text += f", the mean of {len(runs)} seeds"
+    return f"{text}; the worst client has {score_text(row.worst, metric)}."
+
+
+def _lead(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -> str:
+    first, second = table[0], table[1]
+    metric = runs[0].summary["metric"]
+    best, next_best = score_text(first.bmta, metric), score_text(second.bmta, metric)
+    if best == next_best:
+        return f"{first.method} and {second.method} are level at a mean test {metric_name(metric)} of {best}."
+    name = "Training alone" if first.method == comparison.ALONE else first.method
+    side = "above" if comparison.higher_is_better(runs) else "below"
+    gap = difference_text(first.bmta - second.bmta, metric)
+    text = f"{name} does best: a mean test {metric_name(metric)} of {best}, {gap} {side} {second.method} ({next_best})"
+    for pair in comparison.tests(runs, reference):
+        if {pair.first, pair.second} == {first.name, second.name}:
+            wins, losses = pair.result.wins, pair.result.losses
+            wins, losses = (wins, losses) if pair.first == first.name else (losses, wins)
+            if pair.p >= 0.05:
+                return f"{text}, which over clients could be chance (p {_equals(pair.p)})."
+            if losses > wins:
+                return f"{text}, though more clients fare better with {second.method} ({losses} against {wins})."
+            return f"{text}, more than chance over clients explains (p {_equals(pair.p)})."
+    return f"{text}."
+
+
+def _joining_sentence(runs: Sequence[Run], table: Sequence[Row]) -> list[str]:
+    """How many clients the best joint method serves worse than training alone."""
+    metric = runs[0].summary["metric"]
+    joined, worse = comparison.joining(runs), comparison.worse_than_alone(runs)
+    row = next((row for row in table if row.name in joined), None)
+    if row is None:
+        return []
+    alone, together = joined[row.name]
+    before, after = float(np.mean(list(alone.values()))), float(np.mean(list(together.values())))
+    count, losers = len(together), len(worse[row.name])
+    change = f"from {score_text(before, metric)} alone to {score_text(after, metric)} with {row.method}"
+    if losers == 0:
+        return [f"Joining took the mean {change}; none of the {count} clients did better alone."]
+    return [f"Joining took the mean {change}; {losers} of {count} clients did better alone."]
+
+
+def caveats(runs: Sequence[Run]) -> list[str]:
+    """What a reader has to know before trusting the comparison, in sentences."""
+    members = comparison.by_method(runs)
+    seeds = {method: [int(run.summary["seed"]) for run in each] for method, each in members.items()}
+    notes = []
+    if len({tuple(each) for each in seeds.values()}) > 1:
+        listed = "; ".join(f"{method}: {', '.join(map(str, each))}" for method, each in seeds.items())
+        notes.append(
+            f"The methods were not run with the same seeds ({listed}). Their means are over different seeds; tests and "
+            "the comparison client by client use only seeds that both sides have."
+        )
+    if max(map(len, seeds.values())) == 1:
+        notes.append(
+            "There is one seed only, so how results vary from run to run is unknown: repeat with three or more."
+        )
+    lengths = {method: sorted({int(run.summary["rounds"]) for run in each}) for method, each in members.items()}
+    if len({length for each in lengths.values() for length in each}) > 1:
+        listed = "; ".join(f"{method}: {', '.join(map(str, each))}" for method, each in lengths.items())
+        notes.append(f"The runs had different numbers of rounds ({listed}).")
+    for method, each in members.items():
+        changed = comparison.variations(each)
+        if changed:
+            notes.append(f"The seeds of {method} differ in other settings as well: {', '.join(changed)}.")
+    pairs = comparison.tests(runs)
+    if any(pair.result.pairs < 10 for pair in pairs):
+        notes.append("Some tests have fewer than ten pairs; the normal approximation is rough there.")
+    return notes
+
+
+def xi_groups(run: Run, xi: NDArray[Any]) -> tuple[NDArray[np.int64], bool]:
+    """(m,) labels to order clients by, and whether they are known: the federation's groups, or those read off xi."""
+    groups = run.summary.get("groups")
+    return (statistics.kin(xi), False) if groups is None else (np.asarray(groups, dtype=np.int64), True)
+
+
+def recorded_xi(run: Run, limit: int) -> dict[int, NDArray[np.float32]]:
+    """{round: xi (m, m)} of about `limit` recorded rounds, evenly spread; the first, the best and the last included."""
+    recorded = sorted(run.recorded)
+    spread = {recorded[i] for i in np.linspace(0, len(recorded) - 1, limit).round().astype(int)} if recorded else set()
+    best = best_round(run)
+    found: dict[int, NDArray[np.float32]] = {}
+    for k in [k for k in recorded if k in spread or k == best]:
+        xi = run.collaboration(k)
+        if xi is not None:
+            found[k] = checked_xi(run, xi)
+    return found
+
+
+def checked_xi(run: Run, xi: NDArray[Any]) -> NDArray[np.float32]:
+    m = len(run.summary["clients"])
+    if xi.shape != (m, m):
+        raise ValueError(f"A collaboration matrix in {run.path} has shape {xi.shape}, but the run has {m} clients.")
+    return np.asarray(xi, dtype=np.float32)
+
+
+def best_round(run: Run) -> int:
+    """The round in which the headline model was best."""
+    return int(run.summary["models"][run.summary["headline"]]["bmta_round"])

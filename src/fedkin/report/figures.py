@@ -1,0 +1,279 @@
+"""Interactive figures (plotly): accuracy over rounds, distribution over clients, the collaboration matrix.
+
+Plotly reads a subset of HTML in every text, so whatever comes from a run goes through `_plain`.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedkin import comparison, statistics
+from fedkin.comparison import Row, Run
+from fedkin.report import (
+    BOX_FROM,
+    NAMED_UP_TO,
+    best_round,
+    colours,
+    is_share,
+    metric_name,
+    recorded_xi,
+    score_text,
+    xi_groups,
+)
+
+try:
+    import plotly.graph_objects as go
+except ImportError as error:
+    raise ImportError("Reports need plotly, and it is not installed here: pip install plotly.") from error
+
+INK, GRID, FONT = "#1f2933", "#e6e9ee", "system-ui, -apple-system, 'Segoe UI', Roboto, Helvetica, Arial, sans-serif"
+WEIGHTS = [[0.0, "#ffffff"], [0.15, "#deebf7"], [0.4, "#9ecae1"], [0.7, "#3182bd"], [1.0, "#08306b"]]
+SMALL = "<span style='font-size:13px'>"
+SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
+# A page with more matrix entries than this becomes slow to open; rounds are thinned to stay below.
+MOST_ENTRIES = 1_200_000
+MOST_ROUNDS = 25
+
+# Draws what `embed` put into the page, the hidden panels when they are first shown, and sorts tables by their headings.
+SCRIPT = """
+'use strict';
+const config = {responsive: true, displaylogo: false, modeBarButtons: [['toImage', 'resetScale2d']]};
+function draw(box) {
+  if (box.dataset.drawn) return;
+  box.dataset.drawn = 'yes';
+  const figure = JSON.parse(document.getElementById(box.dataset.figure).textContent);
+  const touch = matchMedia('(pointer: coarse)').matches;
+  if (touch) figure.layout.dragmode = false;  // a finger scrolls the page
+  if ('square' in box.dataset) figure.layout.height = Math.min(figure.layout.height, box.clientWidth + 170);
+  Plotly.newPlot(box, figure.data, figure.layout, {...config, displayModeBar: touch ? false : 'hover'});
+}
+document.querySelectorAll('.figure').forEach(box => { if (!box.closest('[hidden]')) draw(box); });
+document.querySelectorAll('select[data-panels]').forEach(choice => choice.addEventListener('change', () => {
+  document.querySelectorAll('.panel').forEach(panel => {
+    panel.hidden = panel.id !== choice.value;
+    if (!panel.hidden) panel.querySelectorAll('.figure').forEach(draw);
+  });
+}));
+document.querySelectorAll('th[data-sort]').forEach(head => head.addEventListener('click', () => {
+  const body = head.closest('table').tBodies[0], index = head.cellIndex, text = head.dataset.sort === 'text';
+  const down = head.dataset.order !== 'down';
+  head.dataset.order = down ? 'down' : 'up';
+  const key = row => text ? row.cells[index].textContent : Number(row.cells[index].dataset.value ?? 'NaN');
+  const compare = (a, b) => text ? a.localeCompare(b, 'en', {numeric: true})
+    : Number.isNaN(a) ? 1 : Number.isNaN(b) ? -1 : a - b;
+  [...body.rows].sort((a, b) => (down ? 1 : -1) * compare(key(a), key(b))).forEach(row => body.append(row));
+}));
+"""
+
+
+def curves(runs: Sequence[Run]) -> go.Figure:
+    """Mean over clients by round, a line for each `method:model` with the range of the seeds as a band.
+
+    Headline models are solid; others are dashed and, beside other methods, hidden until asked for in the legend.
+    """
+    figure = go.Figure()
+    members, colour = comparison.by_method(runs), colours(runs)
+    lowest, highest = np.inf, -np.inf
+    for row in comparison.rows(runs):
+        line = comparison.curve(members[row.method], row.model)
+        if not len(line.rounds):
+            continue
+        lowest, highest = min(lowest, float(line.low.min())), max(highest, float(line.high.max()))
+        common = {"legendgroup": row.name, "visible": _visible(row, members)}
+        if len(row.seeds) > 1:
+            figure.add_scatter(
+                x=np.concatenate([line.rounds, line.rounds[::-1]]),
+                y=np.concatenate([line.high, line.low[::-1]]),
+                fill="toself",
+                fillcolor=_faded(colour[row.method], 0.15),
+                line={"width": 0},
+                hoverinfo="skip",
+                showlegend=False,
+                **common,
+            )
+        figure.add_scatter(
+            x=line.rounds,
+            y=line.mean,
+            name=_plain(row.name),
+            mode="lines" if len(line.rounds) > 1 else "markers",
+            line={"color": colour[row.method], "width": 2.5, "dash": "solid" if row.headline else "dash"},
+            marker={"symbol": _symbol(row, members), "size": 8},
+            **common,
+        )
+    axis = _score_axis(runs, f"mean test {metric_name(runs[0].summary['metric'])}")
+    if not comparison.higher_is_better(runs) and lowest > 0 and highest > 20 * lowest:
+        axis |= {"type": "log", "dtick": "D2"}
+    figure.update_layout(_layout(440), hovermode="x unified", legend=_legend(), xaxis=_axis("round"), yaxis=axis)
+    return figure
+
+
+def distribution(runs: Sequence[Run]) -> go.Figure:
+    """Each client's score at the best round (mean over seeds), a strip for each `method:model`; hover names clients."""
+    figure = go.Figure()
+    members, colour = comparison.by_method(runs), colours(runs)
+    metric = runs[0].summary["metric"]
+    table = comparison.rows(runs)
+    for row in reversed(table):  # the first category of a vertical axis is at the bottom
+        values = comparison.client_scores(members[row.method], row.model)
+        boxed = len(values) >= BOX_FROM
+        figure.add_box(
+            x=list(values.values()),
+            y=[_plain(row.name)] * len(values),
+            name=_plain(row.name),
+            orientation="h",
+            boxpoints="all",
+            jitter=0.55 if boxed else 0.25,
+            pointpos=0,
+            boxmean=boxed,
+            width=0.62,
+            line={"color": colour[row.method] if boxed else "rgba(0,0,0,0)", "width": 1.5},
+            fillcolor=_faded(colour[row.method], 0.14 if boxed else 0.0),
+            marker={"color": _faded(colour[row.method], 0.75), "size": 6, "symbol": _symbol(row, members)},
+            text=[f"{_plain(name)}: {score_text(value, metric)}" for name, value in values.items()],
+            hovertemplate="%{text}<extra></extra>",
+            hoveron="points",
+            visible=_visible(row, members),
+        )
+    shown = sum(_visible(row, members) is True for row in table)
+    figure.update_layout(
+        _layout(150 + 58 * shown),
+        xaxis=_score_axis(runs, f"test {metric_name(metric)} of a client"),
+        yaxis={"automargin": True, "showgrid": False, "ticksuffix": "  ", "type": "category"},
+        legend=_legend() | {"traceorder": "reversed"},
+        showlegend=shown < len(table),
+    )
+    return figure
+
+
+def collaboration(run: Run, limit: int = MOST_ROUNDS) -> go.Figure | None:
+    """xi as a heat map with a slider over at most about `limit` recorded rounds; None where the method has no xi.
+
+    Clients are in order of group, then name. Lines mark the known groups; where none are known, dotted ones mark
+    those read off xi in the best round.
+    """
+    matrices = recorded_xi(run, max(2, min(limit, MOST_ENTRIES // len(run.summary["clients"]) ** 2)))
+    if not matrices:
+        return None
+    shown = min(matrices, key=lambda k: abs(k - best_round(run)))
+    groups, known = xi_groups(run, matrices[shown])
+    order = comparison.client_order(run.summary["clients"], groups)
+    names = [_plain(run.summary["clients"][i]) for i in order]
+    largest = max(float((xi - np.diag(np.diag(xi))).max()) for xi in matrices.values())
+    figure = go.Figure()
+    steps = []
+    for i, (k, xi) in enumerate(matrices.items()):
+        figure.add_heatmap(
+            z=xi[np.ix_(order, order)],
+            x=names,
+            y=names,
+            visible=k == shown,
+            zmin=0,
+            zmax=largest or 1.0,
+            colorscale=WEIGHTS,
+            colorbar={"title": {"text": "weight"}, "thickness": 12, "outlinewidth": 0, "len": 0.8},
+            hovertemplate="%{y} takes %{z:.3f}<br>of its model from %{x}<extra></extra>",
+            xgap=1 if len(order) <= NAMED_UP_TO else 0,
+            ygap=1 if len(order) <= NAMED_UP_TO else 0,
+        )
+        visible = [j == i for j in range(len(matrices))]
+        title = {"title.text": _share(k, xi, groups if known else None)}
+        steps.append({"method": "update", "label": str(k), "args": [{"visible": visible}, title]})
+    figure.update_yaxes(scaleanchor="x")
+    named = len(order) <= NAMED_UP_TO
+    axis = {"type": "category", "showgrid": False, "zeroline": False, "showticklabels": named, "automargin": True}
+    axis |= {"tickfont": {"size": 11 if len(order) <= 20 else 9}, "ticks": "", "dtick": 1, "constrain": "domain"}
+    axis |= {"showline": True, "mirror": True, "linecolor": GRID}
+    figure.update_layout(
+        _layout(680),
+        title={"text": _share(shown, matrices[shown], groups if known else None), "font": {"size": 15}, "x": 0.5},
+        shapes=_group_lines(groups[order], known),
+        xaxis=axis
+        | {"title": {"text": "the client that gives", "standoff": 12, "font": {"size": 13}}, "tickangle": -60},
+        yaxis=axis
+        | {"title": {"text": "the client that takes", "standoff": 12, "font": {"size": 13}}, "autorange": "reversed"},
+        margin={"l": 10, "r": 10, "t": 64, "b": 10},
+    )
+    if len(steps) > 1:
+        slider = {"active": list(matrices).index(shown), "steps": steps, "currentvalue": {"prefix": "Round "}}
+        slider |= {"pad": {"t": 70 if not named else 110}, "len": 0.92, "x": 0.04, "tickcolor": GRID}
+        figure.update_layout(sliders=[slider])
+    return figure
+
+
+def embed(name: str, figure: go.Figure, square: bool = False) -> str:
+    """HTML for a page with plotly.js and SCRIPT: the place of the figure, and its data in a block that never runs."""
+    # Only "<" could end the block early; escaped within JSON it is the same text.
+    data = figure.to_json().replace("<", "\\u003c")
+    shape = " data-square" if square else ""
+    return (
+        f'<div class="figure" data-figure="data-{name}"{shape}></div>\n'
+        f'<script type="application/json" id="data-{name}">{data}</script>'
+    )
+
+
+def _share(k: int, xi: NDArray[np.float32], groups: NDArray[np.int64] | None) -> str:
+    share = None if groups is None else statistics.within_group_share(xi, groups.tolist())
+    words = "" if share is None else f"<br>{SMALL}{share:.0%} of the weight on others stays within the group</span>"
+    return f"Round {k}{words}"
+
+
+def _group_lines(ordered: NDArray[np.int64], known: bool) -> list[dict[str, Any]]:
+    """A line between neighbours of different groups, across and down; ordered: (m,) labels."""
+    style = {"color": "#D55E00", "width": 1.5, "dash": "solid" if known else "dot"}
+    shapes: list[dict[str, Any]] = []
+    ends = [-0.5, len(ordered) - 0.5]
+    if not known and len(set(ordered.tolist())) == len(ordered):
+        return shapes
+    for i in np.flatnonzero(np.diff(ordered)) + 0.5:
+        at = float(i)
+        shapes.append({"type": "line", "x0": at, "x1": at, "y0": ends[0], "y1": ends[1], "line": style})
+        shapes.append({"type": "line", "y0": at, "y1": at, "x0": ends[0], "x1": ends[1], "line": style})
+    return shapes
+
+
+def _visible(row: Row, members: dict[str, list[Run]]) -> bool | str:
+    return True if row.headline or len(members) == 1 else "legendonly"
+
+
+def _symbol(row: Row, members: dict[str, list[Run]]) -> str:
+    return SYMBOLS[list(members).index(row.method) % len(SYMBOLS)]
+
+
+def _score_axis(runs: Sequence[Run], what: str) -> dict[str, Any]:
+    better = "higher is better" if comparison.higher_is_better(runs) else "lower is better"
+    axis = _axis(_plain(f"{what} ({better})"))
+    return axis | ({"tickformat": ".0%", "hoverformat": ".1%"} if is_share(runs[0].summary["metric"]) else {})
+
+
+def _axis(title: str) -> dict[str, Any]:
+    return {"title": {"text": title, "font": {"size": 13}}, "gridcolor": GRID, "zeroline": False, "automargin": True}
+
+
+def _legend() -> dict[str, Any]:
+    return {"orientation": "h", "x": 0, "y": 1.03, "yanchor": "bottom", "itemwidth": 36}
+
+
+def _layout(height: int) -> dict[str, Any]:
+    return {
+        "template": "none",
+        "height": height,
+        "font": {"family": FONT, "size": 13, "color": INK},
+        "margin": {"l": 10, "r": 16, "t": 16, "b": 10},
+        "paper_bgcolor": "#ffffff",
+        "plot_bgcolor": "#ffffff",
+        "hoverlabel": {"bgcolor": "#ffffff", "font": {"family": FONT, "size": 12.5}, "namelength": -1},
+    }
+
+
+def _faded(colour: str, opacity: float) -> str:
+    red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
+    return f"rgba({red},{green},{blue},{opacity})"
+
+
+def _plain(text: str) -> str:
+    return html.escape(text, quote=False)

@@ -1,0 +1,396 @@
+"""The report: one HTML file with plotly.js inside, so it opens anywhere and loads nothing.
+
+Whatever comes from a run is escaped (`_e`), and the page's content security policy allows only the scripts written
+here, by their hashes: a client's name cannot become code even if an escape were forgotten.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from plotly.offline import get_plotlyjs
+
+from fedkin import comparison as compare
+from fedkin import statistics
+from fedkin.comparison import Pair, Row, Run
+from fedkin.report import (
+    caveats,
+    checked_xi,
+    colours,
+    difference_text,
+    figures,
+    finding,
+    is_share,
+    metric_name,
+    p_text,
+    score_text,
+    xi_groups,
+)
+
+STYLE = """
+:root{--ink:#1f2933;--soft:#5b6673;--line:#e3e7ec;--back:#f4f6f8;--accent:#0b5c8f;--bad:#a8380b;--badback:#fdeee6}
+*{box-sizing:border-box}
+body{margin:0;background:var(--back);color:var(--ink);font:16px/1.55 system-ui,-apple-system,"Segoe UI",Roboto,
+Helvetica,Arial,sans-serif;-webkit-text-size-adjust:100%}
+header,main,footer{max-width:1080px;margin:0 auto;padding:0 20px}
+header{padding-top:36px}
+h1{font-size:1.75rem;line-height:1.2;margin:.1em 0 .45em;letter-spacing:-.015em;overflow-wrap:anywhere}
+h2{font-size:1.15rem;margin:0 0 .2em}
+.eyebrow{margin:0;color:var(--accent);font-weight:650;font-size:.82rem;letter-spacing:.08em;text-transform:uppercase}
+.chips{display:flex;flex-wrap:wrap;gap:8px;list-style:none;padding:0;margin:0 0 20px}
+.chips li{background:#fff;border:1px solid var(--line);border-radius:99px;padding:2px 12px;font-size:.86rem;
+color:var(--soft)}
+section{background:#fff;border:1px solid var(--line);border-radius:14px;padding:22px 24px;margin:0 0 18px}
+section>p.about{margin:0 0 14px;color:var(--soft);font-size:.93rem;max-width:78ch}
+.lead{font-size:1.3rem;line-height:1.4;font-weight:600;margin:0 0 .4em;letter-spacing:-.005em}
+.finding{border-left:5px solid var(--accent)}
+.finding p{margin:.25em 0}
+.tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(190px,1fr));gap:12px;margin-top:18px}
+.tile{background:var(--back);border-radius:10px;padding:12px 16px}
+.tile b{display:block;font-size:1.45rem;line-height:1.25;font-variant-numeric:tabular-nums}
+.tile span{color:var(--soft);font-size:.85rem}
+.caveats{margin:14px 0 0;padding:10px 14px 10px 30px;background:#fff8e6;border-radius:10px;font-size:.9rem}
+.scroll{overflow:auto;max-height:560px;margin:0 -6px}
+table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}
+th,td{padding:7px 10px;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
+th:first-child,td:first-child{text-align:left}
+.wrap td{text-align:left;white-space:normal;overflow-wrap:anywhere}.wrap th{text-align:left}.wrap tbody th{width:30%}
+thead th{position:sticky;top:0;background:#fff;color:var(--soft);font-weight:600;font-size:.8rem;vertical-align:bottom;
+white-space:normal;line-height:1.25;box-shadow:inset 0 -2px 0 var(--line);border-bottom:0}
+th[data-sort]{cursor:pointer}th[data-sort]:hover{color:var(--accent)}tbody th{font-weight:500}
+tr.best th,tr.best td{font-weight:700;background:#f0f7fc}
+tr.other th,tr.other td{color:var(--soft)}
+td.worse{background:var(--badback);color:var(--bad);font-weight:600}
+td small{color:inherit;opacity:.75;margin-left:.35em}
+.dot{display:inline-block;width:.7em;height:.7em;border-radius:50%;margin-right:.55em}
+.note{font-size:.86rem;color:var(--soft);margin:12px 0 0;max-width:85ch}
+details{margin-top:14px}
+summary{cursor:pointer;color:var(--accent);font-weight:600;font-size:.93rem}
+details h3{font-size:.95rem;margin:16px 0 4px}
+select{font:inherit;padding:6px 10px;border:1px solid #c5ccd4;border-radius:8px;background:#fff;max-width:100%}
+.figure{width:100%}
+.figure[data-square]{max-width:740px;margin:0 auto}
+footer{color:var(--soft);font-size:.84rem;padding-bottom:40px}
+[hidden]{display:none}
+@media(max-width:600px){header,main,footer{padding-left:12px;padding-right:12px}section{padding:16px 14px}
+.lead{font-size:1.1rem}h1{font-size:1.4rem}}
+@media print{body{background:#fff}section{break-inside:avoid;border:0;padding:8px 0}.scroll{max-height:none}}
+"""
+
+
+def write_page(
+    runs: Sequence[Run], path: Path, title: str | None = None, comparison: Mapping[str, Any] | None = None
+) -> Path:
+    """Write the page about a run or a comparison; see `fedkin.report.write_report`."""
+    about = dict(comparison or {})
+    reference, notes = about.pop("reference", None), list(about.pop("notes", []))
+    table = compare.rows(runs)
+    spread = "Each point is a client at its method’s best round, mean over seeds; hover over it for the client’s name."
+    parts = [
+        _finding(runs, table, reference, notes),
+        _results(runs, table, reference),
+        _section("Over the rounds", _curve_words(runs), figures.embed("curves", figures.curves(runs))),
+        _section("The spread over clients", spread, figures.embed("distribution", figures.distribution(runs))),
+        _clients(runs, table),
+        _collaboration(runs),
+        _settings(runs, about),
+    ]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(_page(title or _title(runs), _chips(runs), "\n".join(parts)), encoding="utf-8", newline="\n")
+    return path
+
+
+def _page(title: str, chips: Iterable[str], body: str) -> str:
+    plotly = get_plotlyjs()
+    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in (plotly, figures.SCRIPT))
+    policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
+    listed = "".join(f"<li>{_e(chip)}</li>" for chip in chips)
+    return f"""<!doctype html>
+<html lang="en-GB">
+<head>
+<meta charset="utf-8">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{_e(title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<header><p class="eyebrow">fedkin report</p><h1>{_e(title)}</h1><ul class="chips">{listed}</ul></header>
+<main>
+<noscript><section>The figures need JavaScript; the tables and the words do without.</section></noscript>
+{body}
+</main>
+<footer>Made by fedkin. This file holds everything it shows and loads nothing from the network.</footer>
+<script>{plotly}</script>
+<script>{figures.SCRIPT}</script>
+</body>
+</html>
+"""
+
+
+def _finding(runs: Sequence[Run], table: Sequence[Row], reference: str | None, notes: Sequence[str]) -> str:
+    lead, *more = (_e(sentence) for sentence in finding(runs, reference))
+    tiles = "".join(
+        f'<div class="tile"><span>{_e(label)}</span><b>{_e(value)}</b><span>{_e(below)}</span></div>'
+        for label, value, below in _tiles(runs, table)
+    )
+    warned = "".join(f"<li>{_e(note)}</li>" for note in [*notes, *caveats(runs)])
+    return f"""<section class="finding"><p class="lead">{lead}</p>{"".join(f"<p>{sentence}</p>" for sentence in more)}
+<div class="tiles">{tiles}</div>{f'<ul class="caveats">{warned}</ul>' if warned else ""}</section>"""
+
+
+def _tiles(runs: Sequence[Run], table: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """The numbers to remember, as (label, value, of what)."""
+    metric, best = runs[0].summary["metric"], table[0]
+    tiles = [(f"Best mean {metric_name(metric)}", score_text(best.bmta, metric), best.name)]
+    joined, worse = compare.joining(runs), compare.worse_than_alone(runs)
+    row = next((row for row in table if row.name in joined), None)
+    if row is not None:
+        alone, together = (float(np.mean(list(each.values()))) for each in joined[row.name])
+        gained = together == alone or (together > alone) == compare.higher_is_better(runs)
+        label = "Gained by joining" if gained else "Lost by joining"
+        tiles.append((label, difference_text(together - alone, metric), f"{row.method}, mean over clients"))
+        count = f"{len(worse[row.name])} of {len(joined[row.name][1])}"
+        tiles.append(("Clients better off alone", count, f"than with {row.method}"))
+    return [*tiles, ("Worst client", score_text(best.worst, metric), best.name)]
+
+
+def _results(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -> str:
+    headlines, metric, colour = [row for row in table if row.headline], runs[0].summary["metric"], colours(runs)
+    pairs = compare.tests(runs, reference)
+    against = compare.find_row(headlines, reference) if reference else headlines[0]
+    p_values = {pair.second: pair.p for pair in pairs if pair.first == against.name}
+    heads = ["method:model", "best round", "worst client", "± over clients", "± over seeds", "last round", "last ten"]
+    heads += ["chosen on validation", *([f"p against {against.method}"] if pairs else [])]
+    lines = []
+    for row in table:
+        values = (row.bmta, row.worst, row.std_clients, row.std_seeds, row.last, row.last10, row.validated)
+        cells = [_cell(score_text(value, metric), value) for value in values]
+        if pairs:
+            p = p_values.get(row.name)
+            cells.append(_cell("reference" if row is against else "–" if p is None else p_text(p), p))
+        kind = "best" if row is table[0] and len(headlines) > 1 else "" if row.headline else "other"
+        lines.append(f'<tr class="{kind}"><th>{_dot(colour[row.method])}{_e(row.name)}</th>{"".join(cells)}</tr>')
+    honest = (
+        "“Chosen on validation” is the honest one: the test mean of the round with the best mean validation score."
+        if any(row.validated is not None for row in table)
+        else "These runs kept no validation data, so no honest choice of a round is possible; prefer the last round."
+    )
+    note = f"""“Best round” is picked on the test data themselves, as the papers do, and is therefore optimistic.
+{honest} “± over clients” says how unequal clients are within a run, “± over seeds” how far the mean varies from run to
+run: they are different things."""
+    if pairs:
+        note += f""" p: Wilcoxon’s signed-rank test over clients and shared seeds, two-sided, after Holm’s correction
+over {_plural(len(pairs), "pair")} of headline models."""
+    direction = "higher" if compare.higher_is_better(runs) else "lower"
+    about = f"Test {_e(metric_name(metric))}, mean over clients and seeds; {direction} is better."
+    tested = _fold("All paired tests", _all_tests(pairs, metric)) if pairs else ""
+    return _section("Results", about, f'{_table(_head(heads), lines)}<p class="note">{note}</p>{tested}')
+
+
+def _all_tests(pairs: Sequence[Pair], metric: str) -> str:
+    heads = ["test", "pairs", "wins / ties / losses", "median advantage", "p, Holm", "p greater, Holm", "p (pratt)"]
+    heads += ["p greater (pratt)", "p (wilcox)", "p greater (wilcox)", "seeds"]
+    lines = []
+    for pair in pairs:
+        r = pair.result
+        p_values = (pair.p, pair.p_greater, r.two_sided, r.greater, r.wilcox_two_sided, r.wilcox_greater)
+        sign = "−" if r.median < 0 else ""
+        cells = [_cell(str(r.pairs), r.pairs), _cell(f"{r.wins} / {r.ties} / {r.losses}", r.wins - r.losses)]
+        cells += [_cell(sign + difference_text(r.median, metric), r.median), *(_cell(p_text(p), p) for p in p_values)]
+        cells.append(_cell(", ".join(map(str, pair.seeds)), len(pair.seeds)))
+        lines.append(f"<tr><th>{_e(pair.first)} over {_e(pair.second)}</th>{''.join(cells)}</tr>")
+    return _table(_head(heads), lines)
+
+
+def _curve_words(runs: Sequence[Run]) -> str:
+    band = " The band spans the seeds." if len({run.summary["seed"] for run in runs}) > 1 else ""
+    hidden = " Dashed lines are the methods’ other models; click a name in the legend to show or hide its line."
+    return f"The mean over all clients in each round; the last point is the closing exchange.{band}{hidden}"
+
+
+def _clients(runs: Sequence[Run], table: Sequence[Row]) -> str:
+    """The table of clients: alone against each headline model, worse ones marked."""
+    members, colour = compare.by_method(runs), colours(runs)
+    columns = [row for row in table if row.headline or len(members) == 1]
+    lonely = next((row for row in columns if members[row.method][0].summary["method"] == compare.ALONE), None)
+    columns.sort(key=lambda row: row is not lonely)
+    summary = (members[lonely.method] if lonely else runs)[0].summary
+    groups, samples = summary.get("groups"), summary.get("samples")
+    joined, worse = compare.joining(runs), compare.worse_than_alone(runs)
+    scores = {row.name: compare.client_scores(members[row.method], row.model) for row in columns}
+    scores |= {name: together for name, (_, together) in joined.items()}
+    lines = []
+    for i in compare.client_order(summary["clients"], groups):
+        client = summary["clients"][i]
+        cells = [_cell(str(groups[i]), groups[i])] if groups else []
+        cells += [_cell(f"{samples[i]:,}", samples[i])] if samples else []
+        for row in columns:
+            alone = joined[row.name][0].get(client) if row.name in joined else None
+            lost = any(client == loser for loser, _, _ in worse.get(row.name, []))
+            cells.append(_score_cell(scores[row.name].get(client), alone, lost, summary["metric"]))
+        lines.append(f"<tr><th>{_e(client)}</th>{''.join(cells)}</tr>")
+    names = ((row, "alone" if row is lonely else row.name) for row in columns)
+    named = "".join(f'<th data-sort="number">{_dot(colour[row.method])}{_e(name)}</th>' for row, name in names)
+    heads = _head(["client", *(["group"] if groups else []), *(["training samples"] if samples else [])], named)
+    about = "Every client’s score at the method’s best round, mean over seeds. Click a heading to sort. "
+    if not joined:
+        about += "Include the method <code>separate</code> in the comparison to see for whom joining was worth it."
+        return _section("Client by client", about, _table(heads, lines))
+    counts = "; ".join(f"{_e(name)} {len(each)} of {len(joined[name][1])}" for name, each in worse.items())
+    about += f"Small figures are the change from training alone; ▼ marks clients that did better alone: {counts}."
+    about += "" if compare.higher_is_better(runs) else " Lower is better here, so a minus is a gain."
+    return _section("Was it worth joining?", about, _table(heads, lines))
+
+
+def _score_cell(value: float | None, alone: float | None, lost: bool, metric: str) -> str:
+    if value is None:
+        return "<td>–</td>"
+    change = ""
+    if alone is not None:
+        number = f"{100 * (value - alone):+.1f}" if is_share(metric) else f"{value - alone:+.2g}"
+        change = f"<small>{number.replace('-', '−')}</small>"
+    kind = ' class="worse" title="worse than alone"' if lost else ""
+    return f'<td data-value="{value!r}"{kind}>{"▼ " if lost else ""}{score_text(value, metric)}{change}</td>'
+
+
+def _collaboration(runs: Sequence[Run]) -> str:
+    """A heat map a method, of its first seed, one shown at a time."""
+    first = [(method, members[0]) for method, members in compare.by_method(runs).items()]
+    first = [(method, run) for method, run in first if run.collaboration(None) is not None]
+    limit = max(4, 3 * figures.MOST_ROUNDS // max(3, len(first)))
+    panels: list[str] = []
+    options: list[str] = []
+    for number, (method, run) in enumerate(first):
+        figure = figures.collaboration(run, limit)
+        if figure is not None:
+            hidden = " hidden" if panels else ""
+            drawn = figures.embed(f"xi-{number}", figure, square=True)
+            panels.append(f'<div class="panel" id="panel-{number}"{hidden}>{drawn}{_kin(run)}</div>')
+            options.append(f'<option value="panel-{number}">{_e(method)}, seed {_e(run.summary["seed"])}</option>')
+    if not panels:
+        return ""
+    choice = f"<p><label>Method <select data-panels>{''.join(options)}</select></label></p>" if len(panels) > 1 else ""
+    lines = "the known groups" if first[0][1].summary.get("groups") else "groups read off the matrix in the best round"
+    about = f"""How much each client’s model (column) counts in the model made for another (row). Clients are in order
+of group, then name; orange lines mark {lines}. The scale ends at the largest weight on another client, so a client’s
+own weight on the diagonal may lie beyond it."""
+    return _section("Who learns from whom", about, choice + "".join(panels))
+
+
+def _kin(run: Run) -> str:
+    """What the matrix of the best recorded round says in words."""
+    found = run.collaboration(None)
+    assert found is not None
+    xi, clients = checked_xi(run, found), run.summary["clients"]
+    labels, (groups, known) = statistics.kin(xi), xi_groups(run, xi)
+    order = compare.client_order(clients, None)
+    families = [[clients[i] for i in order if labels[i] == label] for label in np.unique(labels)]
+    families = [family for family in families if len(family) > 1]
+    if not families:
+        return '<p class="note">In the best recorded round no clients clearly prefer each other.</p>'
+    index = f"; adjusted Rand index {statistics.adjusted_rand(labels, groups):.2f} with the known ones" if known else ""
+    items = "".join(f"<li>{_e(', '.join(family))}</li>" for family in families)
+    about = '<p class="note">Clients that give each other clearly more than the uniform share:</p>'
+    return _fold(f"Groups found in the best recorded round: {len(families)}{index}", f"{about}<ul>{items}</ul>")
+
+
+def _settings(runs: Sequence[Run], about: Mapping[str, Any]) -> str:
+    members = compare.by_method(runs)
+    first = {method: compare.flat_settings(each[0].config) for method, each in members.items()}
+    differ = compare.differing(list(first.values()))
+    varying = compare.differing([compare.flat_settings(run.config) for run in runs])  # seeds among them
+    same = {key: value for key, value in next(iter(first.values())).items() if key not in varying}
+    varied = [[key, *(each.get(key, "–") for each in first.values())] for key in differ]
+    costs = []
+    for method, each in members.items():
+        seconds, *sizes = (_average(each, key) for key in ("seconds", "bytes_down", "bytes_up", "peak_bytes"))
+        costs.append([method, "–" if seconds is None else f"{seconds:,.1f} s", *map(_size, sizes)])
+    machine: dict[str, dict[str, None]] = {}
+    for run in runs:
+        facts = {key: run.summary.get(key) for key in ("commit", "device", "execution")}
+        for key, value in (facts | dict(run.summary.get("versions") or {})).items():
+            machine.setdefault(str(key), {})[str(value)] = None
+    head = _head(["method", "time", "sent to clients", "sent by clients", "peak memory"])
+    settings = f"<h3>By method</h3>{_table(_head(['setting', *first]), _lines(varied), 'wrap')}" if varied else ""
+    settings += "<h3>The same in all runs</h3>" if len(runs) > 1 else ""
+    settings += _table("", _lines([*same.items(), *compare.flat_settings(about).items()]), "wrap")
+    body = _fold("Time and traffic of a whole run, means over seeds", _table(head, _lines(costs)))
+    body += _fold("Settings", settings)
+    versions = [[key, ", ".join(values)] for key, values in machine.items()]
+    body += _fold("Versions and machine", _table("", _lines(versions), "wrap"))
+    return _section("Behind the numbers", "", body)
+
+
+def _average(members: Sequence[Run], key: str) -> float | None:
+    values = [float(run.summary[key]) for run in members if run.summary.get(key) is not None]
+    return float(np.mean(values)) if values else None
+
+
+def _size(value: float | None) -> str:
+    if not value:
+        return "–" if value is None else "0 B"
+    power = min(int(np.log10(value)) // 3, 4)
+    return f"{value / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
+
+
+def _title(runs: Sequence[Run]) -> str:
+    summary, methods = runs[0].summary, compare.by_method(runs)
+    what = next(iter(methods)) if len(methods) == 1 else f"{len(methods)} methods compared"
+    return f"{what} on {summary['data']} ({summary['split']})"
+
+
+def _chips(runs: Sequence[Run]) -> list[str]:
+    summary, seeds = runs[0].summary, sorted({int(run.summary["seed"]) for run in runs})
+    chips = [f"data: {summary['data']}", f"split: {summary['split']}", _plural(len(summary["clients"]), "client")]
+    if summary.get("groups"):
+        chips.append(_plural(len(set(summary["groups"])), "known group"))
+    chips.append(f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}")
+    return [*chips, _plural(max(int(run.summary["rounds"]) for run in runs), "round")]
+
+
+def _section(heading: str, about: str, body: str) -> str:
+    return f'<section><h2>{heading}</h2><p class="about">{about}</p>{body}</section>'
+
+
+def _fold(heading: str, body: str) -> str:
+    return f"<details><summary>{_e(heading)}</summary>{body}</details>"
+
+
+def _table(head: str, lines: Iterable[str], kind: str = "") -> str:
+    return f'<div class="scroll"><table class="{kind}">{head}<tbody>{"".join(lines)}</tbody></table></div>'
+
+
+def _head(heads: Sequence[str], more: str = "") -> str:
+    cells = [f'<th data-sort="{"number" if i else "text"}">{_e(head)}</th>' for i, head in enumerate(heads)]
+    return f"<thead><tr>{''.join(cells)}{more}</tr></thead>"
+
+
+def _lines(table: Iterable[Sequence[object]]) -> list[str]:
+    return [f"<tr><th>{_e(first)}</th>{''.join(f'<td>{_e(v)}</td>' for v in rest)}</tr>" for first, *rest in table]
+
+
+def _cell(text: str, value: float | None) -> str:
+    return f"<td>{_e(text)}</td>" if value is None else f'<td data-value="{float(value)!r}">{_e(text)}</td>'
+
+
+def _dot(colour: str) -> str:
+    return f'<i class="dot" style="background:{colour}"></i>'
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
+
+
+def _e(value: object) -> str:
+    return escape(str(value))

@@ -1,0 +1,196 @@
+"""Figures for print (matplotlib): the same pictures as in the page, legible at the width of a column.
+
+Figures are built without pyplot and under a local style, so nothing of the caller's matplotlib changes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedkin import comparison
+from fedkin.comparison import Row, Run
+from fedkin.report import (
+    BOX_FROM,
+    NAMED_UP_TO,
+    best_round,
+    checked_xi,
+    colours,
+    is_share,
+    metric_name,
+    xi_groups,
+)
+
+try:
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
+except ImportError as error:
+    raise ImportError("Figures for print need matplotlib, which is not installed: pip install matplotlib.") from error
+
+COLUMN = 3.4  # inches, the width of a column in the usual two-column styles
+STYLE: dict[Any, Any] = {  # Any: newer matplotlib types the keys, older ones do not
+    "font.size": 8,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.edgecolor": "#444444",
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "grid.color": "#e3e6ea",
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "text.parse_math": False,  # a client may be called $x$
+    "pdf.fonttype": 42,  # embedded as TrueType, which journals ask for
+    "savefig.dpi": 300,
+}
+
+
+def write_figures(runs: Sequence[Run], folder: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
+    """Write curves, distribution and, for each method that has one, xi of its best round; return the paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context():
+        matplotlib.rcdefaults()
+        matplotlib.rcParams.update(STYLE)
+        figures = {"curves": curves(runs), "distribution": distribution(runs)}
+        for method, members in comparison.by_method(runs).items():
+            drawn = collaboration(members[0])
+            if drawn is not None:
+                figures[_unused(f"collaboration-{_file_name(method)}", figures)] = drawn
+        return [_save(figure, folder / f"{name}.{kind}") for name, figure in figures.items() for kind in formats]
+
+
+def curves(runs: Sequence[Run]) -> Figure:
+    """Mean over clients by round with the range of the seeds as a band."""
+    figure, axes = _blank(COLUMN, 2.35)
+    members, colour = comparison.by_method(runs), colours(runs)
+    shown = _shown(runs)
+    values = []
+    for row in reversed(shown):  # the best is drawn last, on top
+        line = comparison.curve(members[row.method], row.model)
+        values += [line.low, line.high]
+        style: dict[str, Any] = {"color": colour[row.method], "linestyle": "-" if row.headline else "--"}
+        axes.plot(line.rounds, line.mean, linewidth=1.3, marker="o" if len(line.rounds) == 1 else "", **style)
+        if len(row.seeds) > 1:
+            axes.fill_between(line.rounds, line.low, line.high, color=colour[row.method], alpha=0.15, linewidth=0)
+    every = np.concatenate(values)
+    if not comparison.higher_is_better(runs) and every.min() > 0 and every.max() > 20 * every.min():
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    elif is_share(runs[0].summary["metric"]):
+        axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set(xlabel="round", ylabel=f"mean test {metric_name(runs[0].summary['metric'])}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.grid(axis="y")
+    handles = list(reversed(axes.get_lines()))
+    axes.legend(handles, [_label(row, shown) for row in shown], loc="best", handlelength=1.6, labelspacing=0.25)
+    return figure
+
+
+def distribution(runs: Sequence[Run]) -> Figure:
+    """Each client's score at the best round, the mean over seeds: a strip, and a box where there are enough clients."""
+    shown = _shown(runs)
+    figure, axes = _blank(COLUMN, 0.75 + 0.27 * len(shown))
+    members, colour = comparison.by_method(runs), colours(runs)
+    spread = np.random.default_rng(0)
+    for place, row in enumerate(shown):
+        values = np.array(list(comparison.client_scores(members[row.method], row.model).values()))
+        paint = colour[row.method]
+        if len(values) >= BOX_FROM:
+            low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
+            inside = values[(values >= low - 1.5 * (high - low)) & (values <= high + 1.5 * (high - low))]
+            axes.hlines([place, place], [inside.min(), high], [low, inside.max()], color=paint, linewidth=0.9)
+            axes.barh(place, high - low, 0.6, low, facecolor="none", edgecolor=paint, linewidth=0.9)
+            axes.vlines(median, place - 0.3, place + 0.3, color=paint, linewidth=1.6)
+        height = place + spread.uniform(-0.16, 0.16, len(values))
+        axes.scatter(values, height, s=6, color=paint, alpha=0.55, linewidths=0)
+    axes.set_yticks(range(len(shown)), [_label(row, shown) for row in shown])
+    axes.set_ylim(len(shown) - 0.5, -0.5)
+    if is_share(runs[0].summary["metric"]):
+        axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_xlabel(f"test {metric_name(runs[0].summary['metric'])} of a client")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    return figure
+
+
+def collaboration(run: Run) -> Figure | None:
+    """xi of the best recorded round, clients in order of group, then name; None where the method has no xi."""
+    found = run.collaboration(None)
+    if found is None:
+        return None
+    xi = checked_xi(run, found)
+    groups, known = xi_groups(run, xi)
+    order = comparison.client_order(run.summary["clients"], groups)
+    figure, axes = _blank(COLUMN, 2.9)
+    largest = float((xi - np.diag(np.diag(xi))).max()) or 1.0
+    image = axes.imshow(xi[np.ix_(order, order)], cmap="Blues", vmin=0, vmax=largest, interpolation="nearest")
+    for at in np.flatnonzero(np.diff(groups[order])) + 0.5 if known or len(set(groups.tolist())) < len(order) else []:
+        for draw in (axes.axhline, axes.axvline):
+            draw(at, color="#D55E00", linewidth=0.7, linestyle="-" if known else ":")
+    if len(order) <= NAMED_UP_TO:
+        names = [run.summary["clients"][i] for i in order]
+        size = 6 if len(order) <= 20 else 4.5
+        axes.set_xticks(range(len(order)), names, rotation=90, fontsize=size)
+        axes.set_yticks(range(len(order)), names, fontsize=size)
+    else:
+        axes.set(xticks=[], yticks=[])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set(xlabel="gives", ylabel="takes", title="")
+    bar = figure.colorbar(image, ax=axes, shrink=0.8, aspect=28, pad=0.02)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(length=2)
+    bar.set_label(f"weight in round {_nearest(run)}")
+    return figure
+
+
+def _nearest(run: Run) -> int:
+    return min(run.recorded, key=lambda k: abs(k - best_round(run)), default=best_round(run))
+
+
+def _shown(runs: Sequence[Run]) -> list[Row]:
+    """All models of a single method; beside others, headlines only."""
+    table = comparison.rows(runs)
+    return table if len({row.method for row in table}) == 1 else [row for row in table if row.headline]
+
+
+def _label(row: Row, shown: Sequence[Row]) -> str:
+    return row.name if sum(other.method == row.method for other in shown) > 1 else row.method
+
+
+def _blank(width: float, height: float) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure, figure.add_subplot()
+
+
+def _save(figure: Figure, path: Path) -> Path:
+    # Without the date the same runs give the same file.
+    metadata = {"CreationDate": None} if path.suffix == ".pdf" else None
+    figure.savefig(path, metadata=metadata)
+    return path
+
+
+def _file_name(text: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-.") or "method"
+
+
+def _unused(name: str, taken: dict[str, Figure]) -> str:
+    number = 2
+    wanted = name
+    while name in taken:
+        name, number = f"{wanted}-{number}", number + 1
+    return name

@@ -1,0 +1,301 @@
+"""Run folders: everything one execution read and produced. The one place that talks to the disk.
+
+config.toml       complete and resolved: `fedkin run config.toml` repeats the run
+rounds.jsonl      a line a round
+collaboration/    xi (m, m) of recorded rounds
+checkpoint/       the latest complete round, replaced atomically
+models/           for each client the model to use
+summary.json      what came out
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from .config import Config, read_toml, resolve, to_toml
+from .errors import FedkinError
+from .state import State
+
+
+class RunError(FedkinError):
+    """A run folder cannot be used as asked; the sentence says why and what would be right."""
+
+
+# ---- writing ----
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Writes a file whole or not at all: to a neighbour, to the disk, then renamed over the old one."""
+    new = path.with_name(f"{path.name}.new")
+    with new.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(path)
+
+
+def file_name(client: str) -> str:
+    """A client's name as a file's, whatever characters it has."""
+    return quote(client, safe=" ").replace(".", "%2E") if client.startswith(".") else quote(client, safe=" ")
+
+
+@dataclass
+class Checkpoint:
+    """Everything needed to go on after a round: the states of server and clients, and the scores carried forward."""
+
+    round: int
+    states: dict[str, State] = field(default_factory=dict)
+
+    def save(self, path: Path, config: Config) -> None:
+        tensors = {f"{kind}/{n}": t.contiguous().cpu() for kind, s in self.states.items() for n, t in s.items()}
+        shared = {kind: sorted(state.shared) for kind, state in self.states.items()}
+        metadata = {"round": str(self.round), "shared": json.dumps(shared), "config": digest(config)}
+        path.parent.mkdir(exist_ok=True)
+        new = path.with_name(f"{path.name}.new")
+        save_file(tensors, new, metadata)
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+        new.replace(path)
+
+    @staticmethod
+    def load(path: Path, config: Config) -> Checkpoint:
+        try:
+            with safe_open(path, "pt") as file:
+                metadata = file.metadata() or {}
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            shared = json.loads(metadata["shared"])
+            at = int(metadata["round"])
+        except (SafetensorError, KeyError, ValueError, OSError) as error:
+            raise RunError(
+                f"The checkpoint {path} cannot be read ({error}); remove it to start from round 1."
+            ) from None
+        if metadata.get("config") != digest(config):
+            raise RunError(
+                f"The checkpoint {path} belongs to another configuration than config.toml beside it. "
+                "Put the old config.toml back, or start a new run in another folder."
+            )
+        states = {}
+        for kind, names in shared.items():
+            own = {n.partition("/")[2]: t for n, t in tensors.items() if n.partition("/")[0] == kind}
+            once = {n: t for n, t in own.items() if n in names}
+            states[kind] = State(once, **{n: t for n, t in own.items() if n not in names})
+        return Checkpoint(at, states)
+
+
+def digest(config: Config) -> str:
+    return hashlib.sha256(to_toml(config.model_dump(mode="json")).encode()).hexdigest()
+
+
+class Writer:
+    """Writes one run folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @staticmethod
+    def create(path: Path, config: Config) -> Writer:
+        """A new run folder; refused where another run, or anything else, already is."""
+        if path.exists() and (not path.is_dir() or any(path.iterdir())):
+            what = "holds another run" if (path / "config.toml").exists() else "is not empty"
+            raise RunError(f"{path} {what}; choose another folder with --out, or remove it.")
+        path.mkdir(parents=True, exist_ok=True)
+        replace_file(path / "config.toml", to_toml(config.model_dump(mode="json")).encode())
+        return Writer(path)
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint" / "state.safetensors"
+
+    def line(self, record: Mapping[str, Any]) -> None:
+        """Appends a round to rounds.jsonl, flushed."""
+        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
+
+    def cut_back(self, round: int) -> list[dict[str, Any]]:
+        """Drops what lies after a round (a resumed run writes it again) and returns the lines that stay."""
+        kept = []
+        for record in read_lines(self.path / "rounds.jsonl"):
+            if record["round"] > round or record.get("final"):
+                break
+            kept.append(record)
+        text = "".join(json.dumps(r, allow_nan=False) + "\n" for r in kept)
+        replace_file(self.path / "rounds.jsonl", text.encode())
+        for file in (self.path / "collaboration").glob("round-*.npy"):
+            if int(file.stem.removeprefix("round-")) > round:
+                file.unlink()
+        return kept
+
+    def collaboration(self, round: int, xi: Tensor) -> None:
+        folder = self.path / "collaboration"
+        folder.mkdir(exist_ok=True)
+        np.save(folder / f"round-{round:04d}.npy", xi.detach().cpu().numpy().astype(np.float32), allow_pickle=False)
+
+    def forget_collaboration(self, round: int) -> None:
+        (self.path / "collaboration" / f"round-{round:04d}.npy").unlink(missing_ok=True)
+
+    def model(self, client: str, tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> None:
+        """One client's model: named tensors, and what is needed to load it again."""
+        folder = self.path / "models"
+        folder.mkdir(exist_ok=True)
+        path = folder / f"{file_name(client)}.safetensors"
+        new = path.with_name(f"{path.name}.new")
+        save_file({n: t.contiguous().cpu() for n, t in tensors.items()}, new, {"fedkin": json.dumps(_plain(about))})
+        new.replace(path)
+
+    def summary(self, summary: Mapping[str, Any]) -> None:
+        text = json.dumps(_plain(summary), indent=2, allow_nan=False)
+        replace_file(self.path / "summary.json", text.encode())
+
+
+def _plain(value: Any) -> Any:
+    """For JSON: NaN and infinity become null, tensors lists."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value
+
+
+# ---- reading ----
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of rounds.jsonl; a last line that a crash cut short is left out."""
+    records: list[dict[str, Any]] = []
+    if path.exists():
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                records.append(json.loads(line))
+            except json.JSONDecodeError:
+                break
+    return records
+
+
+class Run:
+    """A run folder to read: `.summary`, `.rounds`, `.config`, `.collaboration()`, `.frame()`, `.model(client)`."""
+
+    def __init__(self, path: Path | str) -> None:
+        self.path = Path(path)
+        if not (self.path / "config.toml").exists():
+            raise RunError(f"{self.path} is not a run folder: it has no config.toml.")
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return read_toml(self.path / "config.toml")
+
+    def resolved(self) -> Config:
+        config = self.config
+        known = config.get("data", {}).get("name") in _data_names()
+        return resolve(config, known_data=known)
+
+    @property
+    def complete(self) -> bool:
+        return (self.path / "summary.json").exists()
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        if not self.complete:
+            raise RunError(f"The run in {self.path} is not finished; continue it with `fedkin resume {self.path}`.")
+        try:
+            return json.loads((self.path / "summary.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+        except json.JSONDecodeError as error:
+            raise RunError(f"{self.path / 'summary.json'} is damaged: {error}.") from None
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        return read_lines(self.path / "rounds.jsonl")
+
+    @property
+    def recorded(self) -> list[int]:
+        """Rounds whose xi is on disk."""
+        files = (self.path / "collaboration").glob("round-*.npy")
+        return sorted(int(f.stem.removeprefix("round-")) for f in files)
+
+    def collaboration(self, round: int | None = None) -> NDArray[np.float32] | None:
+        """(m, m) xi of a round, by default of the headline's best; None where the method has none."""
+        if not self.recorded:
+            return None
+        if round is None:
+            best = self.summary["models"][self.summary["headline"]]["bmta_round"]
+            round = min(self.recorded, key=lambda r: (abs(r - best), r))
+        path = self.path / "collaboration" / f"round-{round:04d}.npy"
+        if not path.exists():
+            raise RunError(f"xi of round {round} was not recorded; recorded are {self.recorded}.")
+        return np.load(path, allow_pickle=False)  # type: ignore[no-any-return]
+
+    def model(self, client: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """A client's saved model: named tensors, and what they are."""
+        path = self.path / "models" / f"{file_name(client)}.safetensors"
+        if not path.exists():
+            have = ", ".join(self.summary["clients"][:8])
+            raise RunError(f"There is no model of a client {client!r} in {self.path}; clients are {have} ….")
+        with safe_open(path, "pt") as file:
+            about = json.loads((file.metadata() or {}).get("fedkin", "{}"))
+            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
+
+    def scores(self, model: str | None = None, part: str = "test") -> NDArray[np.float64]:
+        """(rounds, clients) scores of a model (the headline) on test or validation data, the closing line last."""
+        name = model or self.summary["headline"]
+        lines = [r["models"][name] for r in self.rounds if not r.get("novel")]
+        vectors = [r["clients"] if part == "test" else (r["validation"] or {}).get("clients", []) for r in lines]
+        return np.array(vectors, dtype=np.float64)
+
+    def frame(self) -> Any:
+        """A pandas frame with a row for each round, model and client."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise RunError("A frame needs pandas: `pip install pandas`.") from None
+        rows = [
+            {"round": r["round"], "model": name, "client": client, "score": score}
+            for r in self.rounds
+            if not r.get("novel")
+            for name, scores in r["models"].items()
+            for client, score in zip(self.summary["clients"], scores["clients"], strict=True)
+        ]
+        return pd.DataFrame(rows)
+
+    def plot_rounds(self) -> Any:
+        """A plotly figure: the metric over rounds."""
+        from .report import figures
+
+        return figures.curves([self])
+
+    def plot_collaboration(self) -> Any:
+        """A plotly figure: xi as a heat map."""
+        from .report import figures
+
+        return figures.collaboration(self)
+
+    def plot_clients(self) -> Any:
+        """A plotly figure: the distribution over clients."""
+        from .report import figures
+
+        return figures.distribution([self])
+
+
+def _data_names() -> list[str]:
+    from . import data
+
+    return data.names()

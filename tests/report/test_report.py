@@ -1,0 +1,400 @@
+"""Reports and comparisons of run folders that are made by hand here, so no training is needed."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from functools import cached_property
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fedkin import comparison, report
+from fedkin.report import figures, paper
+
+GROUPS = [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
+LEVEL = {"separate": 0.74, "fedavg": 0.80, "fedamp": 0.91, "heurfedamp": 0.90}
+MODELS = {
+    "separate": ["personal"],
+    "fedavg": ["global", "finetuned"],
+    "fedamp": ["cloud", "personal"],
+    "heurfedamp": ["cloud", "personal"],
+}
+
+
+class Folder:
+    """What is read of a run, straight from its folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @cached_property
+    def summary(self) -> Any:
+        return json.loads((self.path / "summary.json").read_text())
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        return tomllib.loads((self.path / "config.toml").read_text())
+
+    @cached_property
+    def rounds(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / "rounds.jsonl").read_text().splitlines()]
+
+    @property
+    def recorded(self) -> list[int]:
+        return sorted(int(file.stem[6:]) for file in (self.path / "collaboration").glob("round-*.npy"))
+
+    def collaboration(self, round: int | None = None) -> Any:
+        if not self.recorded:
+            return None
+        best = self.summary["models"][self.summary["headline"]]["bmta_round"]
+        chosen = round if round is not None else min(self.recorded, key=lambda k: abs(k - best))
+        return np.load(self.path / "collaboration" / f"round-{chosen:04d}.npy")
+
+
+def make(
+    folder: Path,
+    method: str = "fedamp",
+    seed: int = 0,
+    rounds: int = 12,
+    groups: list[int] | None = GROUPS,
+    clients: list[str] | None = None,
+    metric: str = "accuracy",
+    validation: bool = True,
+    settings: str = "",
+    vectors: dict[str, list[list[float]]] | None = None,
+) -> Folder:
+    """A run folder. Accuracies are multiples of 2 %; `vectors` {model: (rounds, clients)} sets them by hand."""
+    rng = np.random.default_rng([seed, *method.encode()])
+    world = np.random.default_rng(seed)
+    names = clients or [f"silo-{i:02d}" for i in range(len(groups or GROUPS))]
+    m, higher = len(names), metric == "accuracy"
+    hardness = world.normal(0, 0.05, m)
+    lines: list[dict[str, Any]] = []
+    for k in range(1, rounds + 2):
+        models = {}
+        for place, model in enumerate(MODELS[method]):
+            level = LEVEL[method] - 0.03 * place - 0.6 * np.exp(-k / (2 + place))
+            score = np.clip(level + hardness + rng.normal(0, 0.02, m), 0.02, 1)
+            values = np.round(score * 50) / 50 if higher else (1 - score) ** 2 * 0.1
+            if vectors is not None:
+                values = np.array(vectors[model][k - 1])
+            checked = (values[1:] + rng.normal(0, 0.01, m - 1)).tolist()
+            models[model] = {
+                "mean": values.mean(),
+                "std": values.std(),
+                "clients": values.tolist(),
+                "validation": {"mean": float(np.mean(checked)), "clients": [None, *checked]} if validation else None,
+            }
+        lines.append({"round": k, "seconds": 0.4, "bytes_down": 10, "bytes_up": 10, "participants": names,
+                      "train_loss": 1 / k, "models": models} | ({"final": True} if k > rounds else {}))  # fmt: skip
+    novel = {model: {"mean": 0.99, "std": 0.0, "clients": [0.99], "validation": None} for model in MODELS[method]}
+    lines.append({"round": rounds + 2, "participants": ["newcomer"], "models": novel, "novel": True})
+    known = {}
+    for model in MODELS[method]:
+        means = [line["models"][model]["mean"] for line in lines[:-1]]
+        best = int(np.argmax(means) if higher else np.argmin(means))
+        known[model] = {"bmta": means[best], "bmta_round": best + 1, "last": means[-1], "validated": None}
+    summary = {
+        "method": method, "data": "digits", "split": "relabelled", "seed": seed, "rounds": rounds, "clients": names,
+        "groups": groups, "samples": [100 + 10 * i for i in range(m)], "metric": metric, "higher_is_better": higher,
+        "headline": MODELS[method][0], "models": known, "collaboration": None, "bytes_down": 6_200_000 * rounds,
+        "bytes_up": 6_100_000 * rounds, "seconds": 21.5, "peak_bytes": 812_000_000, "device": "cpu",
+        "versions": {"torch": "2.13.0", "numpy": "2.4.6"}, "commit": "0123abc", "execution": "stacked",
+    }  # fmt: skip
+    (folder / "collaboration").mkdir(parents=True)
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    training = "[training]\nepochs = 3\nbatch = 32\n"
+    (folder / "config.toml").write_text(f'seed = {seed}\n[method]\nname = "{method}"\n{settings}\n{training}')
+    if "amp" in method:
+        same = np.equal.outer(*[np.array(groups if groups is not None else GROUPS[:m])] * 2)
+        for k in range(1, rounds + 1, 2):
+            weight = np.where(same, 1.0, np.exp(-k / 3)) * rng.uniform(0.9, 1.1, (m, m))
+            np.fill_diagonal(weight, 0)
+            xi = 0.8 * weight / weight.sum(axis=1, keepdims=True) + 0.2 * np.eye(m)
+            np.save(folder / "collaboration" / f"round-{k:04d}.npy", xi.astype(np.float32))
+    return Folder(folder)
+
+
+def several(folder: Path, methods: list[str], seeds: list[int], **options: Any) -> list[Folder]:
+    return [make(folder / f"{method}-{seed}", method, seed, **options) for method in methods for seed in seeds]
+
+
+class Page(HTMLParser):
+    """The page's elements: what is open, attributes, data blocks and text outside scripts."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.source = path.read_text(encoding="utf-8")
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[str] = []
+        self.blocks: dict[str, Any] = {}
+        self.words = ""
+        self.feed(self.source)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "br"):
+            self.open.append(tag)
+        if tag == "script" and "type" not in dict(attrs):
+            self.scripts.append("")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open[-1:] != ["script"]:
+            self.words += "" if self.open[-1:] == ["style"] else f"{data} "
+        elif "type" in self.tags[-1][1]:
+            self.blocks[str(self.tags[-1][1]["id"])] = json.loads(data)
+        else:
+            self.scripts[-1] += data
+
+    @property
+    def text(self) -> str:
+        return " ".join(self.words.split())
+
+
+def values(array: Any) -> np.ndarray:
+    """A plotly array, which is a list or base64."""
+    if not isinstance(array, dict):
+        return np.array(array)
+    flat = np.frombuffer(base64.b64decode(array["bdata"]), dtype=array["dtype"])
+    return flat.reshape([int(n) for n in array["shape"].split(",")]) if "shape" in array else flat
+
+
+def test_t19_the_two_deviations_are_over_clients_and_over_seeds(tmp_path: Path) -> None:
+    first, second = [[0.2, 0.2], [0.4, 0.8]], [[0.7, 0.9], [0.1, 0.1]]
+    common: dict[str, Any] = {"rounds": 1, "clients": ["a", "b"], "groups": [0, 1]}
+    tables = [{"personal": first}, {"personal": second}]
+    runs = [make(tmp_path / str(k), "separate", k, vectors=table, **common) for k, table in enumerate(tables)]
+    (row,) = comparison.rows(runs)
+    assert row.name == "separate:personal"
+    assert row.headline
+    assert row.seeds == (0, 1)
+    assert row.bmta == pytest.approx(0.7)  # best rounds: 0.6 and 0.8
+    assert row.std_clients == pytest.approx((0.2 + 0.1) / 2)
+    assert row.std_seeds == pytest.approx(0.2 / 2**0.5)
+    assert row.worst == pytest.approx((0.4 + 0.7) / 2)
+    assert row.last == pytest.approx((0.6 + 0.1) / 2)
+    assert comparison.rows(runs[:1])[0].std_seeds is None
+
+
+def test_rows_put_headlines_first_and_the_best_on_top_and_ignore_newcomers(tmp_path: Path) -> None:
+    for metric in ("accuracy", "mse"):
+        table = comparison.rows(several(tmp_path / metric, list(LEVEL), [0, 1], metric=metric))
+        assert [row.method for row in table[:4]] == ["fedamp", "heurfedamp", "fedavg", "separate"]
+        assert [row.headline for row in table] == [True] * 4 + [False] * 3
+        for row in table:
+            assert row.validated is not None
+            optimism = row.bmta - row.validated if metric == "accuracy" else row.validated - row.bmta
+            assert optimism >= 0
+            assert row.bmta != pytest.approx(0.99, abs=1e-3)
+
+
+def test_pairs_are_clients_of_shared_seeds_each_at_its_own_best_round(tmp_path: Path) -> None:
+    runs = several(tmp_path, ["separate", "fedavg", "fedamp"], [0, 1])
+    pairs = comparison.tests([*runs[:5], make(tmp_path / "more", "fedamp", 7)])
+    assert [(pair.first, pair.second) for pair in pairs] == [
+        ("fedamp:cloud", "fedavg:global"),
+        ("fedamp:cloud", "separate:personal"),
+        ("fedavg:global", "separate:personal"),
+    ]
+    assert [pair.seeds for pair in pairs] == [(0,), (0,), (0, 1)]
+    assert [pair.result.pairs for pair in pairs] == [10, 10, 20]
+    assert all(pair.p >= pair.result.two_sided for pair in pairs)
+    separate = [comparison.at_best(run, "personal") for run in runs[:2]]
+    fedavg = [comparison.at_best(run, "global") for run in runs[2:4]]
+    wins = sum(f[n] > s[n] for f, s in zip(fedavg, separate, strict=True) for n in f)
+    assert pairs[2].result.wins == wins
+    against = comparison.tests(runs, "fedavg")
+    assert [(pair.first, pair.second) for pair in against] == [
+        ("fedavg:global", "fedamp:cloud"),
+        ("fedavg:global", "separate:personal"),
+    ]
+    with pytest.raises(ValueError, match="no row 'fedprox'"):
+        comparison.tests(runs, "fedprox")
+
+
+@pytest.mark.parametrize(("metric", "loser"), [("accuracy", "b"), ("mse", "a")])
+def test_worse_than_alone_is_by_name_and_over_the_shared_seeds(tmp_path: Path, metric: str, loser: str) -> None:
+    common: dict[str, Any] = {"rounds": 1, "groups": [0, 1], "metric": metric}
+    alone = make(tmp_path / "s", "separate", clients=["a", "b"], vectors={"personal": [[0.5, 0.6]] * 2}, **common)
+    vectors = {"global": [[0.4, 0.7]] * 2, "finetuned": [[0.0, 0.0]] * 2}
+    joined = make(tmp_path / "j", "fedavg", clients=["b", "a"], vectors=vectors, **common)
+    other = make(tmp_path / "o", "fedavg", 1, clients=["b", "a"], vectors=vectors, **common)
+    expected = {"b": ("b", 0.6, 0.4), "a": ("a", 0.5, 0.7)}[loser]
+    assert comparison.worse_than_alone([alone, joined, other]) == {"fedavg:global": [expected]}
+    assert comparison.worse_than_alone([joined]) == {}
+    assert comparison.worse_than_alone([alone, other]) == {}
+
+
+def test_runs_that_cannot_be_compared_are_refused_and_variants_told_apart(tmp_path: Path) -> None:
+    run = make(tmp_path / "a", settings="sigma = 10")
+    with pytest.raises(ValueError, match="Leave one of them out"):
+        comparison.rows([run, make(tmp_path / "b", settings="sigma = 10")])
+    with pytest.raises(ValueError, match="same data, split and metric"):
+        comparison.rows([run, make(tmp_path / "c", metric="mse")])
+    variants = [run, make(tmp_path / "d", settings="sigma = 25"), make(tmp_path / "e", seed=1, settings="sigma = 25")]
+    assert {m: len(r) for m, r in comparison.by_method(variants).items()} == {
+        "fedamp (sigma=10)": 1,
+        "fedamp (sigma=25)": 2,
+    }
+    with pytest.raises(ValueError, match="no run"):
+        comparison.rows([])
+
+
+def test_clients_are_in_order_of_group_then_name_as_people_count() -> None:
+    names = ["silo-10", "silo-9", "b", "silo-1"]
+    assert [names[i] for i in comparison.client_order(names, [1, 1, 1, 0])] == ["silo-1", "b", "silo-9", "silo-10"]
+    assert [names[i] for i in comparison.client_order(names, None)] == ["b", "silo-1", "silo-9", "silo-10"]
+
+
+def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
+    runs = several(tmp_path, list(LEVEL), [0, 1, 2], rounds=8)
+    page = Page(report.write_report(runs, tmp_path / "out" / "report.html", "Four methods", {"budget": "equal"}))
+    assert page.open == []
+    assert not [value for _, attrs in page.tags for name, value in attrs.items() if name in ("src", "href", "srcset")]
+    assert "link" not in {tag for tag, _ in page.tags}
+    assert "url(" not in page.source[: page.source.index("</style>")]
+    assert page.source.count("plotly.js v") == 1
+    policy = next(attrs["content"] for _, attrs in page.tags if attrs.get("http-equiv") == "Content-Security-Policy")
+    assert policy is not None
+    assert policy.startswith("default-src 'none'")
+    for script in page.scripts:
+        assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in policy
+    assert len(page.scripts) == 2
+    expected = ["Four methods", "fedamp does best", "p against fedamp", "optimistic", "is the honest one", "equal"]
+    expected += ["± over clients", "± over seeds", "Was it worth joining?", "Who learns from whom", "torch"]
+    for words in expected:
+        assert words in page.text
+
+
+def test_the_figures_show_the_runs(tmp_path: Path) -> None:
+    runs = several(tmp_path, ["separate", "fedamp"], [0, 1], rounds=8)
+    page = Page(report.write_report(runs, tmp_path / "report.html"))
+    lines = {trace["name"]: trace for trace in page.blocks["data-curves"]["data"] if "name" in trace}
+    assert list(lines) == ["fedamp:cloud", "separate:personal", "fedamp:personal"]
+    assert values(lines["fedamp:cloud"]["x"]).tolist() == list(range(1, 10))  # with the closing exchange
+    means = [[line["models"]["cloud"]["mean"] for line in run.rounds[:9]] for run in runs[2:]]
+    assert values(lines["fedamp:cloud"]["y"]) == pytest.approx(np.mean(means, axis=0))
+    assert (lines["fedamp:personal"]["visible"], lines["fedamp:personal"]["line"]["dash"]) == ("legendonly", "dash")
+    strips = {trace["name"]: trace for trace in page.blocks["data-distribution"]["data"]}
+    scores = comparison.client_scores(runs[2:], "cloud")
+    assert values(strips["fedamp:cloud"]["x"]) == pytest.approx(list(scores.values()))
+    assert strips["fedamp:cloud"]["text"][3].startswith("silo-03: ")
+    assert strips["fedamp:cloud"]["line"]["color"] == lines["fedamp:cloud"]["line"]["color"]
+    heat = page.blocks["data-xi-0"]
+    assert [step["label"] for step in heat["layout"]["sliders"][0]["steps"]] == ["1", "3", "5", "7"]
+    assert values(heat["data"][1]["z"]) == pytest.approx(runs[2].collaboration(3))
+    assert sorted({shape["x0"] for shape in heat["layout"]["shapes"]}) == [-0.5, 2.5, 5.5]
+
+
+def test_the_heat_map_orders_clients_by_group_or_by_kin_when_groups_are_unknown(tmp_path: Path) -> None:
+    names = ["d", "c", "b", "a"]
+    known: Any = figures.collaboration(make(tmp_path / "a", clients=names, groups=[0, 1, 0, 1]))
+    assert list(known.data[0].x) == ["b", "d", "a", "c"]
+    run = make(tmp_path / "b", clients=names, groups=[0, 1, 0, 1])
+    run.summary["groups"] = None
+    found: Any = figures.collaboration(run)
+    assert list(found.data[0].x) == ["b", "d", "a", "c"]
+    assert {shape.line.dash for shape in found.layout.shapes} == {"dot"}
+    run.summary["clients"] = names[:3]
+    with pytest.raises(ValueError, match="3 clients"):
+        figures.collaboration(run)
+
+
+def test_a_nasty_client_name_stays_text(tmp_path: Path) -> None:
+    nasty = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&amp;"
+    names = [nasty, *(f"silo-{i}" for i in range(1, 10))]
+    runs = several(tmp_path, ["separate", "fedamp"], [0], clients=names, settings="note = '<b onclick=x>'")
+    page = Page(report.write_report(runs, tmp_path / "report.html", "<i>title</i>"))
+    assert page.open == []
+    assert "img" not in {tag for tag, _ in page.tags}
+    assert len(page.scripts) == 2
+    assert " ".join(nasty.split()) in page.text
+    assert "<i>title</i>" in page.text
+    shown = page.blocks["data-xi-0"]["data"][0]["x"][0]  # plotly reads HTML too, so there it is escaped once more
+    assert shown.startswith("&lt;/script&gt;")
+    assert any(text.startswith("&lt;/script") for text in page.blocks["data-distribution"]["data"][0]["text"])
+
+
+def test_a_single_run_makes_a_report(tmp_path: Path) -> None:
+    run = make(tmp_path / "run", validation=False)
+    page = Page(report.write_report([run], run.path / "report.html"))
+    assert "fedamp reaches a mean test accuracy of" in page.text
+    assert "one seed only" in page.text
+    assert "no honest choice of a round is possible" in page.text
+    assert "Include the method separate" in page.text
+    lonely = make(tmp_path / "alone", "separate", groups=None)
+    page = Page(report.write_report([lonely], tmp_path / "alone.html"))
+    assert "Who learns from whom" not in page.text
+
+
+def test_lower_is_better_in_words_and_numbers(tmp_path: Path) -> None:
+    runs = several(tmp_path, ["separate", "fedamp"], [0, 1, 2], metric="mse")
+    page = Page(report.write_report(runs, tmp_path / "report.html"))
+    assert re.search(r"fedamp does best: a mean test MSE of 0\.0\d+, 0\.0\d+ below separate", page.text)
+    assert "lower is better" in page.text
+    assert "higher is better" not in page.source[: page.source.index("plotly.js v")]
+    assert "Gained by joining" in page.text
+    assert "%" not in report.score_text(0.01, "mse")
+
+
+def test_findings_say_who_loses_by_joining_and_caveats_name_different_seeds(tmp_path: Path) -> None:
+    common: dict[str, Any] = {"rounds": 1, "groups": [0, 0, 0]}
+    alone = make(tmp_path / "s", "separate", vectors={"personal": [[0.5, 0.6, 0.9]] * 2}, **common)
+    vectors = {"global": [[0.6, 0.7, 0.8]] * 2, "finetuned": [[0.0] * 3] * 2}
+    runs = [alone, *(make(tmp_path / f"j{seed}", "fedavg", seed, vectors=vectors, **common) for seed in (0, 1))]
+    lead, joining, _ = report.finding(runs)
+    assert lead.startswith("fedavg does best: a mean test accuracy of 70.0 %, 3.3 points above separate (66.7 %)")
+    assert "could be chance" in lead
+    assert joining == "Joining took the mean from 66.7 % alone to 70.0 % with fedavg; 1 of 3 clients did better alone."
+    notes = " ".join(report.caveats(runs))
+    assert "separate: 0; fedavg: 0, 1" in notes
+    assert "fewer than ten pairs" in notes
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "mse"])
+def test_figures_for_print_are_files_of_their_kind_and_leave_matplotlib_alone(tmp_path: Path, metric: str) -> None:
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    names = ["$x$", *(f"silo-{i}" for i in range(1, 10))]
+    runs = several(tmp_path, ["separate", "fedamp"], [0, 1], metric=metric, clients=names)
+    paths = report.write_figures(runs, tmp_path)
+    stems = ["curves", "distribution", "collaboration-fedamp"]
+    assert [path.name for path in paths] == [f"{stem}.{kind}" for stem in stems for kind in ("png", "pdf")]
+    for path in paths:
+        assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n" if path.suffix == ".png" else b"%PDF-")
+    assert dict(matplotlib.rcParams) == before
+    assert paper.collaboration(make(tmp_path / "none", "separate", 2)) is None
+
+
+def test_words_need_no_plotting_library_and_a_missing_one_is_named(tmp_path: Path, monkeypatch: Any) -> None:
+    probe = "import sys, fedkin.report; print({'plotly', 'matplotlib'} & set(sys.modules))"
+    source = str(Path(report.__file__).parents[2])
+    found = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, env={"PYTHONPATH": source})
+    assert found.stdout.strip() == "set()", found.stderr
+    for module in ("fedkin.report.page", "fedkin.report.figures", "fedkin.report.paper"):
+        monkeypatch.delitem(sys.modules, module, raising=False)
+    for name in ("page", "figures", "paper"):
+        monkeypatch.delattr(report, name, raising=False)
+    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    run = make(tmp_path / "run")
+    with pytest.raises(ImportError, match="Reports need plotly"):
+        report.write_report([run], tmp_path / "report.html")
+    with pytest.raises(ImportError, match="need matplotlib"):
+        report.write_figures([run], tmp_path)

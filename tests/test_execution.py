@@ -1,0 +1,473 @@
+"""All clients at once, or a plain module at a time: the numbers are those of separate modules either way."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedkin import models
+from fedkin.execution import Batch, Choice, OneByOne, Stacked, choose, draws_random_numbers, has_batch_statistics
+from fedkin.task import LOSSES, Loss, loss_named
+from fedkin.weights import Layout
+
+CPU = torch.device("cpu")
+CROSS_ENTROPY = LOSSES["cross_entropy"]
+
+
+class Centred(nn.Module):
+    """Subtracts the batch's mean: every sample's output depends on the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.body(x))
+        return self.head(h - h.mean(0))
+
+
+class Undecided(nn.Module):
+    """Takes one way or the other, as the data are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) if x.sum() > 0 else self.b(x)
+
+
+class Watching(nn.Module):
+    """Keeps a running mean of its inputs that its outputs do not use; written in place, or by assignment."""
+
+    seen: Tensor
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+        self.in_place = in_place
+        self.register_buffer("seen", torch.zeros(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return self.head(x)
+        if self.in_place:
+            self.seen.mul_(0.9).add_(0.1 * x.mean(0))
+        else:
+            self.seen = 0.9 * self.seen + 0.1 * x.mean(0)
+        return self.head(x)
+
+
+class Sometimes(nn.Module):
+    """Stochastic depth: leaves a layer out, once in ten times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(4, 4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x + self.body(x) if not self.training or torch.rand(()) > 0.1 else x)
+
+
+class Recurrent(nn.Module):
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.cell = kind(2, 5, batch_first=True)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.cell(x.unflatten(1, (2, 2)))[0][:, -1])
+
+
+class Words(nn.Module):
+    """Reads whole numbers, with one matrix for coming in and going out and a temperature of no dimension."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(6, 3)
+        self.out = nn.Linear(3, 6, bias=False)
+        self.out.weight = self.words.weight
+        self.temperature = nn.Parameter(torch.tensor(0.7))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.words(x).mean(1)) / self.temperature
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def frozen() -> nn.Module:
+    """The first layer is kept as it is."""
+    module = models.mlp((4,), 3, hidden=(5,))
+    module.get_submodule("hidden1").requires_grad_(False)
+    return module
+
+
+def convolutions() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, 2, 2)), nn.Conv2d(1, 3, 2, padding=1), nn.Flatten(), nn.Linear(27, 3))
+
+
+STACKABLE: dict[str, Callable[[], nn.Module]] = {
+    "mlp": lambda: models.mlp((4,), 3, hidden=(5,)),
+    "layer-norm": lambda: nn.Sequential(nn.Linear(4, 5), nn.LayerNorm(5), nn.GELU(), nn.Linear(5, 3)),
+    "convolutions": convolutions,
+    "batch-norm": normed,
+    "centred": Centred,
+    "watching": lambda: Watching(True),
+    "watching-by-assignment": lambda: Watching(False),
+    "frozen": frozen,
+    "words": Words,
+}
+ONLY_ALONE: dict[str, Callable[[], nn.Module]] = {
+    "gru": lambda: Recurrent(nn.GRU),
+    "lstm": lambda: Recurrent(nn.LSTM),
+    "undecided": Undecided,
+}
+EVERY = STACKABLE | ONLY_ALONE
+IN_BOTH_WAYS = [(n, way) for n in STACKABLE for way in ("stacked", "one-by-one")] + [(n, "one-by-one") for n in ONLY_ALONE]
+
+
+def built(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
+    torch.manual_seed(3)
+    return EVERY[name]().to(dtype)
+
+
+def rows(module: nn.Module, m: int, dtype: torch.dtype = torch.float64) -> Tensor:
+    """Different weights and statistics for m clients; variances stay positive."""
+    row = Layout.of(module).row(module, dtype)
+    return row * (1 + 0.3 * torch.rand(m, len(row), dtype=dtype, generator=torch.Generator().manual_seed(m)))
+
+
+def samples(name: str, m: int, b: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(m + b)
+    x = torch.randn(m, b, 4, dtype=dtype, generator=generator)
+    y = torch.randint(0, 3, (m, b), generator=generator)
+    return (torch.randint(0, 6, (m, b, 4), generator=generator), y) if name == "words" else (x, y)
+
+
+def executor(module: nn.Module, way: str, loss: Loss = CROSS_ENTROPY) -> OneByOne | Stacked:
+    return (Stacked if way == "stacked" else OneByOne)(module, Layout.of(module), loss, CPU)
+
+
+def separately(
+    module: nn.Module, W: Tensor, batch: Batch, weight: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a module of its own for each client computes: gradients, losses, and the row after the pass."""
+    layout, found = Layout.of(module), []
+    for i, count in enumerate(batch.counts):
+        own = layout.load(copy.deepcopy(module), W[i]).train()
+        values = F.cross_entropy(own(batch.x[i, :count]), batch.y[i, :count], reduction="none")
+        w = torch.ones(count, dtype=W.dtype) if weight is None else weight[i, :count]
+        loss = (values * w).sum() / w.sum()
+        loss.backward()
+        trained = [p for p in own.parameters() if p.requires_grad]
+        gradient = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in trained])
+        found.append((gradient, loss.detach(), layout.row(own)))
+    gradients, losses, after = zip(*found, strict=True)
+    return torch.stack(gradients), torch.stack(losses), torch.stack(after)
+
+
+def assert_same(a: Tensor, b: Tensor, tolerance: float = 1e-10) -> None:
+    """Each client's vector equals the other's, measured against its length."""
+    assert a.shape == b.shape
+    assert ((a - b).flatten(1).norm(dim=1) <= tolerance * b.flatten(1).norm(dim=1) + 1e-14).all()
+
+
+# The numbers of separate modules
+
+
+@pytest.mark.parametrize(("name", "way"), IN_BOTH_WAYS)
+def test_gradients_losses_and_statistics_are_those_of_separate_modules(name: str, way: str) -> None:
+    """Unequal batches, more rows than clients in the batch, and statistics to 1e-8 (they agree to 1e-10)."""
+    module = built(name)
+    layout, W, (x, y) = Layout.of(module), rows(module, 5), samples(name, 4, 6)
+    if name == "undecided":
+        x[0], x[1] = x[0].abs(), -x[1].abs()
+    batch = Batch(x, y, [6, 6, 4, 2])
+    G, losses, rest = executor(module, way).grad(W, batch)
+    gradients, expected, after = separately(module, W, batch)
+    assert_same(G, gradients)
+    assert_same(losses[:, None], expected[:, None])
+    if layout.size == layout.parameters:
+        assert rest is None
+    else:
+        assert rest is not None
+        assert_same(rest, after[:, layout.parameters :])
+
+
+def test_a_parameter_that_was_not_used_has_a_gradient_of_zero() -> None:
+    module = built("undecided")
+    layout, W, (x, y) = Layout.of(module), rows(module, 2), samples("undecided", 2, 5)
+    x[0], x[1] = x[0].abs(), -x[1].abs()
+    G, _, _ = executor(module, "one-by-one").grad(W, Batch(x, y, [5, 5]))
+    parts = layout.trained(G)
+    assert parts["a.weight"][0].any() and not parts["b.weight"][0].any()
+    assert parts["b.weight"][1].any() and not parts["a.weight"][1].any()
+
+
+@pytest.mark.parametrize(("name", "way"), [p for p in IN_BOTH_WAYS if p[0] in ("mlp", "batch-norm", "centred")])
+def test_samples_are_weighed_alike_in_both_ways(name: str, way: str) -> None:
+    module = built(name)
+    W, (x, y) = rows(module, 3), samples(name, 3, 6)
+    weight = torch.rand(3, 6, dtype=torch.float64) + 0.1
+    for counts in ([6, 6, 6], [6, 5, 3], [4, 4, 4]):
+        batch = Batch(x, y, counts, weight)
+        gradients, losses, _ = separately(module, W, batch, weight)
+        G, found, _ = executor(module, way).grad(W, batch)
+        assert_same(G, gradients)
+        assert_same(found[:, None], losses[:, None])
+
+
+@pytest.mark.parametrize(("name", "way"), [p for p in IN_BOTH_WAYS if p != ("gru", "stacked")])
+def test_outputs_are_those_of_separate_modules_in_evaluation(name: str, way: str) -> None:
+    module = built(name)
+    W, (x, _) = rows(module, 3), samples(name, 3, 4)
+    found = executor(module, way).outputs(W, x)
+    for i in range(3):
+        expected = Layout.of(module).load(copy.deepcopy(module), W[i]).eval()(x[i])
+        torch.testing.assert_close(found[i], expected.detach(), rtol=1e-10, atol=1e-10)
+    assert not found.requires_grad
+
+
+@pytest.mark.parametrize("way", ["stacked", "one-by-one"])
+def test_one_row_may_serve_all_clients_without_a_copy(way: str) -> None:
+    module = built("batch-norm")
+    row, (x, y) = rows(module, 1), samples("batch-norm", 3, 4)
+    wide, long = row.expand(3, -1), row.repeat(3, 1)
+    run = executor(module, way)
+    torch.testing.assert_close(run.outputs(wide, x), run.outputs(long, x))
+    for a, b in zip(run.grad(wide, Batch(x, y, [4] * 3)), run.grad(long, Batch(x, y, [4] * 3)), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("way", ["stacked", "one-by-one"])
+@pytest.mark.parametrize("name", ["batch-norm", "watching", "watching-by-assignment", "frozen"])
+def test_a_gradient_leaves_the_callers_rows_alone(name: str, way: str) -> None:
+    """Trap T24: functional_call under vmap writes running statistics into the stack it was given."""
+    module = built(name)
+    W, (x, y) = rows(module, 3), samples(name, 3, 5)
+    before, run = W.clone(), executor(module, way)
+    for counts in ([5, 5, 5], [5, 4, 2]):
+        _, _, rest = run.grad(W, Batch(x, y, counts))
+        assert torch.equal(W, before)
+        assert rest is not None and not rest.requires_grad
+        changed = rest != W[:, Layout.of(module).parameters :]
+        assert changed.all() if name != "frozen" else not changed.any()
+
+
+@pytest.mark.parametrize("way", ["stacked", "one-by-one"])
+def test_a_gradient_leaves_the_users_module_alone(way: str) -> None:
+    module = built("batch-norm")
+    before = copy.deepcopy(module.state_dict())
+    run, (x, y) = executor(module, way), samples("batch-norm", 2, 4)
+    for _ in range(2):
+        run.grad(rows(module, 2), Batch(x, y, [4, 4]))
+    assert all(torch.equal(a, b) for a, b in zip(module.state_dict().values(), before.values(), strict=True))
+    assert all(p.grad is None for p in module.parameters())
+    assert module.training
+
+
+# Short batches
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.booleans())
+@settings(max_examples=25, deadline=None)
+def test_padding_calling_by_size_and_one_by_one_agree(counts: list[int], weighted: bool) -> None:
+    module = built("mlp")
+    m = len(counts)
+    W, (x, y) = rows(module, m), samples("mlp", m, 6)
+    weight = torch.rand(m, 6, dtype=torch.float64) + 0.1 if weighted else None
+    batch = Batch(x, y, counts, weight)
+    padded = Stacked(module, Layout.of(module), CROSS_ENTROPY, CPU, pads=True).grad(W, batch)
+    by_size = Stacked(module, Layout.of(module), CROSS_ENTROPY, CPU, pads=False).grad(W, batch)
+    alone = executor(module, "one-by-one").grad(W, batch)
+    for a, b, c in zip(padded, by_size, alone, strict=True):
+        if c is not None:
+            assert_same(a[:, None], c[:, None])
+            assert_same(b[:, None], c[:, None])
+
+
+def test_what_lies_in_the_padding_does_not_matter() -> None:
+    module = built("mlp")
+    W, (x, y) = rows(module, 2), samples("mlp", 2, 6)
+    run = Stacked(module, Layout.of(module), CROSS_ENTROPY, CPU, pads=True)
+    G, losses, _ = run.grad(W, Batch(x, y, [6, 2]))
+    x[1, 2:], y[1, 2:] = 1e3, 0
+    again, same, _ = run.grad(W, Batch(x, y, [6, 2]))
+    assert_same(again, G)
+    assert_same(same[:, None], losses[:, None])
+
+
+# Which way, and why
+
+
+def chosen(name: str, wanted: str = "auto", loss: Loss = CROSS_ENTROPY, b: int = 5) -> Choice:
+    module = built(name)
+    x, y = samples(name, 1, b)
+    return choose(module, Layout.of(module), loss, x[0], y[0], wanted)
+
+
+def test_a_plain_network_is_stacked_and_padded() -> None:
+    choice = chosen("mlp")
+    assert choice.execution.name == "stacked" and choice.execution.pads
+    assert choice.reason == "all clients train at once"
+    assert not choice.random_layers
+
+
+@pytest.mark.parametrize("name", ["batch-norm", "centred", "watching", "watching-by-assignment"])
+def test_a_model_that_looks_at_the_whole_batch_is_stacked_but_never_padded(name: str) -> None:
+    choice = chosen(name)
+    assert choice.execution.name == "stacked" and not choice.execution.pads
+
+
+@pytest.mark.parametrize("name", STACKABLE)
+def test_the_way_that_was_chosen_is_right_for_short_batches(name: str) -> None:
+    module = built(name)
+    W, (x, y) = rows(module, 3), samples(name, 3, 6)
+    batch = Batch(x, y, [6, 3, 2])
+    gradients, _, after = separately(module, W, batch)
+    for wanted in ("auto", "stacked"):
+        G, _, rest = chosen(name, wanted).execution.grad(W, batch)
+        assert_same(G, gradients)
+        if rest is not None:
+            assert_same(rest, after[:, Layout.of(module).parameters :])
+
+
+def test_one_sample_is_too_few_to_trust_padding() -> None:
+    """A model that subtracts the batch's mean cannot be told from others by a batch of one."""
+    choice = chosen("centred", b=1)
+    assert choice.execution.name == "one-by-one" or not choice.execution.pads
+
+
+def scalar(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.cross_entropy(outputs, targets, label_smoothing=0.1)
+
+
+def test_a_users_loss_is_never_padded() -> None:
+    choice = chosen("mlp", loss=loss_named(scalar))
+    assert choice.execution.name == "stacked" and not choice.execution.pads
+
+
+def test_convolutions_on_a_cpu_run_a_client_at_a_time() -> None:
+    choice = chosen("convolutions")
+    assert choice.execution.name == "one-by-one"
+    assert "convolutions" in choice.reason
+
+
+@pytest.mark.parametrize("name", ["mlp", "convolutions", "batch-norm", "words"])
+def test_what_was_asked_for_is_done_where_it_can_be(name: str) -> None:
+    for wanted in ("stacked", "one-by-one"):
+        choice = chosen(name, wanted)
+        assert choice.execution.name == wanted and choice.reason == "asked for"
+
+
+@pytest.mark.parametrize("wanted", ["auto", "stacked", "one-by-one"])
+@pytest.mark.parametrize(("name", "word"), [("gru", "gru"), ("lstm", "lstm"), ("undecided", "control flow")])
+def test_what_torch_cannot_stack_runs_one_by_one_with_torchs_reason(name: str, word: str, wanted: str) -> None:
+    choice = chosen(name, wanted)
+    assert choice.execution.name == "one-by-one"
+    assert choice.reason.startswith("torch cannot stack this model (") and word in choice.reason
+    assert "\n" not in choice.reason
+
+
+def test_torchs_gru_can_be_stacked_for_gradients_only() -> None:
+    """So a probe of the gradient alone would promise too much."""
+    module = built("gru")
+    W, (x, y) = rows(module, 2), samples("gru", 2, 3)
+    G, _, _ = executor(module, "stacked").grad(W, Batch(x, y, [3, 3]))
+    assert_same(G, separately(module, W, Batch(x, y, [3, 3]))[0])
+    with pytest.raises(RuntimeError, match="gru"):
+        executor(module, "stacked").outputs(W, x)
+
+
+class Wrong(nn.Module):
+    """Doubles its output wherever vmap runs it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x) * (2 if torch._C._functorch.maybe_current_level() else 1)
+
+
+def test_a_model_that_computes_something_else_when_stacked_runs_one_by_one() -> None:
+    module, (x, y) = Wrong().double(), samples("mlp", 1, 5)
+    choice = choose(module, Layout.of(module), CROSS_ENTROPY, x[0], y[0], "stacked")
+    assert choice.execution.name == "one-by-one"
+    assert choice.reason == "stacking this model does not give the numbers of separate modules"
+
+
+RANDOM: dict[str, Callable[[], nn.Module]] = {
+    "dropout": lambda: nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3)),
+    "rare-dropout": lambda: nn.Sequential(nn.Linear(4, 2), nn.Dropout(0.001), nn.Linear(2, 3)),
+    "stochastic-depth": Sometimes,
+    "noise": lambda: nn.Sequential(nn.Linear(4, 8), nn.RReLU(), nn.Linear(8, 3)),
+}
+
+
+@pytest.mark.parametrize("wanted", ["auto", "stacked", "one-by-one"])
+@pytest.mark.parametrize("factory", RANDOM.values(), ids=RANDOM)
+def test_layers_that_draw_random_numbers_run_one_by_one(factory: Callable[[], nn.Module], wanted: str) -> None:
+    """However rarely a number drawn changes anything."""
+    torch.manual_seed(0)
+    module, (x, y) = factory().double(), samples("mlp", 1, 3)
+    choice = choose(module, Layout.of(module), CROSS_ENTROPY, x[0], y[0], wanted)
+    assert choice.execution.name == "one-by-one" and choice.random_layers
+    assert "random numbers" in choice.reason and "dropout" in choice.reason
+
+
+def test_dropout_that_drops_nothing_is_not_random() -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.0))
+    assert not draws_random_numbers(module, torch.randn(3, 4))
+
+
+def test_looking_for_random_layers_uses_up_no_random_numbers() -> None:
+    before = torch.get_rng_state()
+    module = nn.Sequential(nn.Linear(4, 3), nn.Dropout(0.5))
+    torch.set_rng_state(before)
+    assert draws_random_numbers(module, torch.randn(3, 4, generator=torch.Generator()))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_clients_stream_decides_what_its_layers_draw() -> None:
+    torch.manual_seed(0)
+    module = RANDOM["dropout"]().double()
+    run, W, (x, y) = executor(module, "one-by-one"), rows(module, 1).repeat(3, 1), samples("mlp", 1, 4)
+    x, y = x.expand(3, -1, -1), y.expand(3, -1)
+    before = torch.get_rng_state()
+    G, _, _ = run.grad(W, Batch(x, y, [4] * 3, seeds=lambda i: [7, 8, 7][i]))
+    assert torch.equal(G[0], G[2]) and not torch.equal(G[0], G[1])
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(8)
+    assert_same(G[1:2], separately(module, W[1:], Batch(x[1:], y[1:], [4]))[0])
+
+
+def test_batch_statistics_are_recognised() -> None:
+    assert has_batch_statistics(normed()) and has_batch_statistics(models.resnet18((1, 8, 8), 3))
+    assert not has_batch_statistics(models.cnn((1, 8, 8), 3))
+
+
+def test_choosing_leaves_the_users_module_alone() -> None:
+    module = built("batch-norm")
+    before = copy.deepcopy(module.state_dict())
+    x, y = samples("batch-norm", 1, 4)
+    choose(module, Layout.of(module), CROSS_ENTROPY, x[0], y[0])
+    assert all(torch.equal(a, b) for a, b in zip(module.state_dict().values(), before.values(), strict=True))
+
+
+def test_a_part_of_a_batch_is_that_of_the_chosen_clients() -> None:
+    x, y = samples("mlp", 3, 4)
+    weight = torch.rand(3, 4)
+    part = Batch(x, y, [4, 2, 2], weight).rows([1, 2], 2)
+    assert len(part) == 2 and list(part.counts) == [2, 2]
+    assert torch.equal(part.x, x[1:, :2]) and torch.equal(part.y, y[1:, :2])
+    assert part.weight is not None and torch.equal(part.weight, weight[1:, :2])

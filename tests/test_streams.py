@@ -1,0 +1,101 @@
+"""Random numbers by name: known for ever, and independent of everything but seed, name, round and purpose."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedkin import streams
+
+parts = st.lists(st.one_of(st.integers(-(10**9), 10**9), st.text(st.characters(min_codepoint=32), max_size=8)))
+
+
+def test_numbers_are_the_same_for_ever() -> None:
+    """A change here changes every result ever produced: it must be meant."""
+    assert streams.number(0, "silo-00", 1, "batches/train") == 8_423_211_683_765_425_729
+    assert streams.number("split", 42) == 7_626_314_931_908_914_783
+
+
+def test_numbers_are_the_same_in_another_process() -> None:
+    """Python's own hash of text changes with every process; ours must not."""
+    code = "from fedkin import streams; print(streams.number(3, 'näme', 'x'))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert int(found.stdout) == streams.number(3, "näme", "x")
+
+
+@given(parts)
+def test_a_number_has_63_bits_and_is_repeatable(words: list[int | str]) -> None:
+    assert 0 <= streams.number(*words) < 2**63
+    assert streams.number(*words) == streams.number(*words)
+
+
+@given(parts, parts)
+def test_different_words_give_different_numbers(a: list[int | str], b: list[int | str]) -> None:
+    assert (streams.number(*a) == streams.number(*b)) == (a == b)
+
+
+def test_words_do_not_run_into_each_other_and_text_is_not_a_number() -> None:
+    found = [streams.number(*p) for p in (("a", "b"), ("ab",), ("ab", ""), ("", "ab"), (1, 2), (12,), ("1", "2"))]
+    assert len(set(found)) == len(found)
+
+
+def draws(generator: torch.Generator) -> list[float]:
+    return torch.rand(5, generator=generator, dtype=torch.float64).tolist()
+
+
+def test_a_stream_depends_on_seed_name_round_and_purpose() -> None:
+    reference = draws(streams.rng(1, 2)("cut", "north"))
+    others = [
+        draws(streams.rng(0, 2)("cut", "north")),
+        draws(streams.rng(1, 3)("cut", "north")),
+        draws(streams.rng(1, 2)("mix", "north")),
+        draws(streams.rng(1, 2)("cut", "south")),
+        draws(streams.rng(1, 2)("cut")),
+    ]
+    assert draws(streams.rng(1, 2)("cut", "north")) == reference
+    assert all(a != b for a, b in combinations([reference, *others], 2))
+
+
+def test_a_stream_does_not_depend_on_what_was_drawn_before() -> None:
+    rng = streams.rng(5, 1)
+    first = {name: draws(rng("cut", name)) for name in ("a", "b", "c")}
+    torch.rand(7)
+    second = {name: draws(rng("cut", name)) for name in ("c", "a", "b")}
+    assert first == second
+
+
+def test_streams_leave_torchs_global_numbers_alone() -> None:
+    before = torch.get_rng_state()
+    torch.rand(3, generator=streams.generator(1, "a"))
+    streams.numpy_generator(1, "a").random()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_numpys_streams_are_named_too() -> None:
+    assert streams.numpy_generator(1, "a").random() == streams.numpy_generator(1, "a").random()
+    assert streams.numpy_generator(1, "a").random() != streams.numpy_generator(1, "b").random()
+
+
+@pytest.mark.parametrize("purpose", ["drop", "sample"])
+def test_chance_is_uniform_over_clients_and_over_rounds(purpose: str) -> None:
+    clients = np.array([streams.chance(0, f"silo-{i:04d}", 1, purpose) for i in range(3000)])
+    rounds = np.array([streams.chance(0, "silo-0000", k, purpose) for k in range(3000)])
+    for found in (clients, rounds):
+        assert found.min() >= 0 and found.max() < 1
+        assert stats.kstest(found, "uniform").pvalue > 0.01
+    assert abs(np.corrcoef(clients[:-1], clients[1:])[0, 1]) < 0.06
+    assert abs(np.corrcoef(clients, rounds)[0, 1]) < 0.06
+
+
+def test_chances_of_two_purposes_are_independent() -> None:
+    drop = [streams.chance(0, f"silo-{i}", 1, "drop") for i in range(3000)]
+    lose = [streams.chance(0, f"silo-{i}", 1, "lose") for i in range(3000)]
+    assert abs(np.corrcoef(drop, lose)[0, 1]) < 0.06

@@ -1,0 +1,191 @@
+"""Losses and metrics: what torch computes, found by name, with a sentence where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from fedkin.task import LOSSES, METRICS, Task, class_weights, loss_named, metric_named, reference_of
+
+
+def logits(b: int = 6, classes: int = 3) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(b, classes, dtype=torch.float64, generator=generator)
+    return outputs, torch.randint(0, classes, (b,), generator=generator)
+
+
+def largest_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).abs().max()
+
+
+def errors(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).abs().mean(1)
+
+
+errors.lower_is_better = True  # type: ignore[attr-defined]
+
+SOMETHING = 3
+
+
+class Family:
+    """A place for functions, as users have them."""
+
+    @staticmethod
+    def absolute(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).abs().mean(1)
+
+
+def test_cross_entropy_is_torchs() -> None:
+    outputs, y = logits()
+    loss = LOSSES["cross_entropy"]
+    torch.testing.assert_close(loss(outputs, y, None), nn.CrossEntropyLoss()(outputs, y))
+
+
+@given(st.lists(st.floats(0.01, 100), min_size=3, max_size=3))
+def test_class_weights_weigh_as_torchs_do(weights: list[float]) -> None:
+    outputs, y = logits()
+    w = torch.tensor(weights, dtype=torch.float64)
+    found = LOSSES["cross_entropy"](outputs, y, w[y])
+    torch.testing.assert_close(found, nn.CrossEntropyLoss(weight=w)(outputs, y), rtol=1e-12, atol=1e-12)
+
+
+def test_the_squared_error_is_torchs() -> None:
+    outputs, targets = torch.randn(5, 4), torch.randn(5, 4)
+    torch.testing.assert_close(LOSSES["mse"](outputs, targets, None), nn.MSELoss()(outputs, targets))
+
+
+def test_one_predicted_number_may_be_compared_with_a_plain_list_of_targets() -> None:
+    """(b, 1) - (b,) would silently be a (b, b) table of differences."""
+    outputs, targets = torch.randn(5, 1), torch.randn(5)
+    torch.testing.assert_close(LOSSES["mse"](outputs, targets, None), nn.MSELoss()(outputs[:, 0], targets))
+    torch.testing.assert_close(METRICS["mse"].function(outputs, targets), (outputs[:, 0] - targets).square())
+
+
+def test_a_sample_of_weight_zero_does_not_count() -> None:
+    outputs, y = logits()
+    weight = torch.tensor([1.0, 1, 1, 1, 0, 0], dtype=torch.float64)
+    for loss in (LOSSES["cross_entropy"],):
+        torch.testing.assert_close(loss(outputs, y, weight), loss(outputs[:4], y[:4], None))
+
+
+def test_a_batch_without_weight_has_no_loss_and_no_nan() -> None:
+    outputs, y = logits()
+    assert LOSSES["cross_entropy"](outputs, y, torch.zeros(6, dtype=torch.float64)) == 0
+
+
+def test_accuracy_is_the_share_of_right_answers() -> None:
+    outputs = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7], [0.6, 0.4]])
+    assert METRICS["accuracy"].function(outputs, torch.tensor([1, 0, 0, 1])).tolist() == [1.0, 1.0, 0.0, 0.0]
+
+
+def test_accuracy_rises_and_error_falls() -> None:
+    assert METRICS["accuracy"].higher_is_better
+    assert not METRICS["mse"].higher_is_better
+
+
+# Finding them
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_found_by_name(name: str) -> None:
+    assert loss_named(name) is LOSSES[name]
+    assert loss_named(name).per_sample
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metrics_are_found_by_name(name: str) -> None:
+    assert metric_named(name) is METRICS[name]
+
+
+def test_an_unknown_loss_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"no loss 'cross-entropy'; did you mean 'cross_entropy'\? known are"):
+        loss_named("cross-entropy")
+    with pytest.raises(ValueError, match=r"no loss 'zzz'; known are cross_entropy, mse, or your own"):
+        loss_named("zzz")
+
+
+def test_an_unknown_metric_is_answered_with_the_nearest() -> None:
+    with pytest.raises(ValueError, match=r"no metric 'acuracy'; did you mean 'accuracy'\? known are accuracy, mse"):
+        metric_named("acuracy")
+
+
+def test_a_users_loss_is_a_function_or_its_address() -> None:
+    loss = loss_named(largest_error)
+    assert not loss.per_sample and loss.name == f"{__name__}:largest_error"
+    a, b = torch.zeros(3, 2), torch.tensor([[1.0, 2.0]] * 3)
+    assert loss(a, b, None) == 2
+    assert loss_named("torch.nn.functional:l1_loss")(a, b, None) == 1.5
+
+
+def test_a_users_loss_may_give_a_value_a_sample() -> None:
+    loss = loss_named(errors)
+    a, b = torch.zeros(2, 2), torch.tensor([[1.0, 1.0], [3.0, 3.0]])
+    assert loss(a, b, None) == 2
+    assert loss(a, b, torch.tensor([3.0, 1.0])) == 1.5
+
+
+def test_a_loss_of_the_whole_batch_cannot_weigh_classes() -> None:
+    with pytest.raises(ValueError, match="Class weights need a loss that gives a value a sample; .*largest_error"):
+        loss_named(largest_error)(torch.zeros(3, 2), torch.ones(3, 2), torch.ones(3))
+
+
+def test_a_users_metric_says_itself_whether_less_is_better() -> None:
+    assert metric_named(largest_error).higher_is_better
+    assert not metric_named(errors).higher_is_better
+    assert not metric_named(errors).per_sample
+    assert metric_named("torch.nn.functional:l1_loss").name == "torch.nn.functional:l1_loss"
+
+
+@pytest.mark.parametrize("reference", ["no_such_module:f", "math:no_such_function", ":f", "math:"])
+def test_what_cannot_be_imported_is_named(reference: str) -> None:
+    with pytest.raises(ValueError, match=f"The loss {reference!r} could not be imported"):
+        loss_named(reference)
+    with pytest.raises(ValueError, match=f"The metric {reference!r} could not be imported"):
+        metric_named(reference)
+
+
+def test_what_is_not_a_function_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"The loss 'math:pi' is not a function of outputs and targets\."):
+        loss_named("math:pi")
+
+
+@pytest.mark.parametrize("function", [largest_error, Family.absolute], ids=["function", "of a class"])
+def test_a_function_is_found_again_by_its_address(function: object) -> None:
+    assert loss_named(reference_of(function)).function is function
+
+
+# Tasks
+
+
+def test_classification_is_learned_by_cross_entropy_and_scored_by_accuracy() -> None:
+    task = Task.classification((1, 8, 8), 10, ("zero", "one"))
+    assert (task.kind, task.inputs, task.outputs, task.class_names) == (
+        "classification",
+        (1, 8, 8),
+        10,
+        ("zero", "one"),
+    )
+    assert task.loss.name == "cross_entropy" and task.metric.name == "accuracy"
+
+
+def test_regression_is_learned_and_scored_by_the_squared_error() -> None:
+    task = Task.regression((24, 2), 12)
+    assert (task.kind, task.inputs, task.outputs) == ("regression", (24, 2), 12)
+    assert task.loss.name == "mse" and task.metric.name == "mse"
+
+
+# Balanced weights
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=40))
+def test_balanced_weights_give_every_class_present_the_same_say(labels: list[int]) -> None:
+    y = torch.tensor(labels)
+    weights = class_weights(y, 5).double()
+    say = torch.bincount(y, minlength=5) * weights
+    present = torch.bincount(y, minlength=5) > 0
+    torch.testing.assert_close(say[present], torch.full_like(say[present], len(labels) / int(present.sum())), rtol=1e-5, atol=0)
+    assert not weights[~present].any()
+    assert weights[y].sum().item() == pytest.approx(len(labels), rel=1e-5)
