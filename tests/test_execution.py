@@ -132,7 +132,9 @@ ONLY_ALONE: dict[str, Callable[[], nn.Module]] = {
     "undecided": Undecided,
 }
 EVERY = STACKABLE | ONLY_ALONE
-IN_BOTH_WAYS = [(n, way) for n in STACKABLE for way in ("stacked", "one-by-one")] + [(n, "one-by-one") for n in ONLY_ALONE]
+IN_BOTH_WAYS = [(n, way) for n in STACKABLE for way in ("stacked", "one-by-one")] + [
+    (n, "one-by-one") for n in ONLY_ALONE
+]
 
 
 def built(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -188,7 +189,9 @@ def test_single_precision_adam_corrects_its_bias_in_double() -> None:
 def test_each_clients_gradient_is_clipped_by_its_own_norm(limit: float, optimiser: str) -> None:
     local = Local(optimiser=optimiser, lr=0.1, clip=limit, weight_decay=0.01)
     W = start(4, 6) * torch.tensor([[0.01], [1.0], [5.0], [30.0]])
-    torch.testing.assert_close(by_rows(local, W, [15, 15, 8, 3]), by_torch(local, W, [15, 15, 8, 3]), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(
+        by_rows(local, W, [15, 15, 8, 3]), by_torch(local, W, [15, 15, 8, 3]), rtol=1e-12, atol=1e-12
+    )
 
 
 def test_no_limit_is_no_clipping() -> None:
@@ -225,7 +228,7 @@ def test_rates_are_positive_never_rise_and_newcomers_have_the_last(schedule: str
     local = Local(lr=0.2, schedule=schedule, schedule_every=3)
     rates = [local.lr_at(k, 10) for k in range(1, 11)]
     assert rates[0] == 0.2
-    assert all(a >= b > 0 for a, b in zip(rates, rates[1:], strict=False))
+    assert all(a >= b > 0 for a, b in pairwise(rates))
     assert local.lr_at(12, 10) == rates[-1]
     assert local.lr_at(1, 0) == 0.2
 

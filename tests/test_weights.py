@@ -84,7 +84,9 @@ def test_fields_lie_side_by_side_parameters_first(factory: Callable[[], nn.Modul
     ends = [f.stop for f in layout.fields]
     assert [f.start for f in layout.fields] == [0, *ends[:-1]] and ends[-1] == layout.size
     assert layout.parameters == sum(p.numel() for p in module.parameters())
-    assert [f.name for f in layout.fields][: len(list(module.parameters()))] == [n for n, _ in module.named_parameters()]
+    assert [f.name for f in layout.fields][: len(list(module.parameters()))] == [
+        n for n, _ in module.named_parameters()
+    ]
 
 
 def test_a_row_is_a_copy_and_may_have_another_precision() -> None:

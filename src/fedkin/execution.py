@@ -190,7 +190,7 @@ def has_batch_statistics(module: nn.Module) -> bool:
 
 
 def draws_random_numbers(module: nn.Module, x: Tensor) -> bool:
-    """Whether a training-mode pass draws from torch's random numbers (dropout and the like), however rarely it shows."""
+    """Whether a training-mode pass draws torch's random numbers (dropout and the like), however rarely it shows."""
     module = copy.deepcopy(module).to(x.device).train()
     devices = [x.device] if x.device.type == "cuda" else []
 

@@ -139,5 +139,5 @@ class Task:
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:
     """(classes,) balanced weights n / (C n_c) of one client's labels; a class it lacks weighs nothing."""
-    counts = torch.bincount(labels, minlength=classes).to(torch.get_default_dtype())
+    counts = torch.bincount(labels, minlength=classes).double()
     return torch.where(counts > 0, labels.numel() / (int((counts > 0).sum()) * counts.clamp(min=1)), 0.0)

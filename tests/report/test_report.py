@@ -108,7 +108,7 @@ def make(
         "groups": groups, "samples": [100 + 10 * i for i in range(m)], "metric": metric, "higher_is_better": higher,
         "headline": MODELS[method][0], "models": known, "collaboration": None, "bytes_down": 6_200_000 * rounds,
         "bytes_up": 6_100_000 * rounds, "seconds": 21.5, "peak_bytes": 812_000_000, "device": "cpu",
-        "versions": {"torch": "2.13.0", "numpy": "2.4.6"}, "commit": "0123abc", "execution": "stacked",
+        "versions": {"torch": "2.13.0", "numpy": "2.4.6"}, "commit": "0123abc", "execution": {"way": "stacked"},
     }  # fmt: skip
     (folder / "collaboration").mkdir(parents=True)
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -180,9 +180,7 @@ def test_t19_the_two_deviations_are_over_clients_and_over_seeds(tmp_path: Path) 
     tables = [{"personal": first}, {"personal": second}]
     runs = [make(tmp_path / str(k), "separate", k, vectors=table, **common) for k, table in enumerate(tables)]
     (row,) = comparison.rows(runs)
-    assert row.name == "separate:personal"
-    assert row.headline
-    assert row.seeds == (0, 1)
+    assert (row.name, row.headline, row.seeds) == ("separate:personal", True, (0, 1))
     assert row.bmta == pytest.approx(0.7)  # best rounds: 0.6 and 0.8
     assert row.std_clients == pytest.approx((0.2 + 0.1) / 2)
     assert row.std_seeds == pytest.approx(0.2 / 2**0.5)
@@ -337,8 +335,7 @@ def test_a_single_run_makes_a_report(tmp_path: Path) -> None:
     assert "one seed only" in page.text
     assert "no honest choice of a round is possible" in page.text
     assert "Include the method separate" in page.text
-    lonely = make(tmp_path / "alone", "separate", groups=None)
-    page = Page(report.write_report([lonely], tmp_path / "alone.html"))
+    page = Page(report.write_report([make(tmp_path / "alone", "separate", groups=None)], tmp_path / "alone.html"))
     assert "Who learns from whom" not in page.text
 
 

@@ -63,7 +63,7 @@ th:first-child,td:first-child{text-align:left}
 .wrap td{text-align:left;white-space:normal;overflow-wrap:anywhere}.wrap th{text-align:left}.wrap tbody th{width:30%}
 thead th{position:sticky;top:0;background:#fff;color:var(--soft);font-weight:600;font-size:.8rem;vertical-align:bottom;
 white-space:normal;line-height:1.25;box-shadow:inset 0 -2px 0 var(--line);border-bottom:0}
-th[data-sort]{cursor:pointer}th[data-sort]:hover{color:var(--accent)}tbody th{font-weight:500}
+th[data-sort]{cursor:pointer}th[data-sort]:hover{color:var(--accent)}tbody th{font-weight:500}th:has(.dot){white-space:nowrap}
 tr.best th,tr.best td{font-weight:700;background:#f0f7fc}
 tr.other th,tr.other td{color:var(--soft)}
 td.worse{background:var(--badback);color:var(--bad);font-weight:600}
@@ -315,8 +315,8 @@ def _settings(runs: Sequence[Run], about: Mapping[str, Any]) -> str:
     machine: dict[str, dict[str, None]] = {}
     for run in runs:
         facts = {key: run.summary.get(key) for key in ("commit", "device", "execution")}
-        for key, value in (facts | dict(run.summary.get("versions") or {})).items():
-            machine.setdefault(str(key), {})[str(value)] = None
+        for key, value in compare.flat_settings(facts | dict(run.summary.get("versions") or {})).items():
+            machine.setdefault(key, {})[str(value)] = None
     head = _head(["method", "time", "sent to clients", "sent by clients", "peak memory"])
     settings = f"<h3>By method</h3>{_table(_head(['setting', *first]), _lines(varied), 'wrap')}" if varied else ""
     settings += "<h3>The same in all runs</h3>" if len(runs) > 1 else ""
