@@ -189,8 +189,8 @@ def seen(cohort: Cohort, i: int, round: int = 1, **options: int | str) -> list[l
 clients = st.lists(st.integers(1, 17), min_size=1, max_size=5).map(lambda n: sorted(n, reverse=True))
 
 
-@given(clients, st.integers(1, 8), st.integers(1, 3), st.booleans())
 @settings(max_examples=40, deadline=None)
+@given(clients, st.integers(1, 8), st.integers(1, 3), st.booleans())
 def test_a_pass_takes_each_sample_once_in_whole_batches_with_the_rest_last(
     sizes: list[int], size: int, epochs: int, merge: bool
 ) -> None:
@@ -210,8 +210,8 @@ def test_a_pass_takes_each_sample_once_in_whole_batches_with_the_rest_last(
             assert lengths == expected
 
 
-@given(clients, st.integers(1, 6), st.booleans())
 @settings(max_examples=30, deadline=None)
+@given(clients, st.integers(1, 6), st.booleans())
 def test_those_still_training_are_the_first_rows_and_padding_is_the_clients_own(
     sizes: list[int], size: int, merge: bool
 ) -> None:
@@ -223,8 +223,8 @@ def test_those_still_training_are_the_first_rows_and_padding_is_the_clients_own(
         assert (batch.x[:, :, 0] == torch.arange(len(batch))[:, None]).all()
 
 
-@given(clients, st.integers(1, 6), st.integers(1, 9))
 @settings(max_examples=30, deadline=None)
+@given(clients, st.integers(1, 6), st.integers(1, 9))
 def test_a_number_of_steps_is_taken_by_everyone_starting_over_as_often_as_needed(
     sizes: list[int], size: int, steps: int
 ) -> None:
@@ -559,8 +559,8 @@ def test_after_three_steps_on_images_both_ways_have_the_same_weights_and_statist
     assert_weights_and_statistics_same(cohort, results[0], results[1])
 
 
-@given(st.lists(st.integers(0, 2), min_size=5, max_size=5), st.sampled_from(["mlp", "batch-norm"]))
 @settings(max_examples=8, deadline=None)
+@given(st.lists(st.integers(0, 2), min_size=5, max_size=5), st.sampled_from(["mlp", "batch-norm"]))
 def test_clients_train_alike_however_they_are_divided(part: list[int], network: str) -> None:
     """Five clients in up to three chunks, in both ways."""
     for way in WAYS:
@@ -572,8 +572,8 @@ def test_clients_train_alike_however_they_are_divided(part: list[int], network: 
             assert_weights_and_statistics_same(cohort, alone, together[chunk])
 
 
-@given(st.permutations(["ada", "ben", "cleo", "dora"]))
 @settings(max_examples=6, deadline=None)
+@given(st.permutations(["ada", "ben", "cleo", "dora"]))
 def test_equal_clients_train_alike_in_whatever_order_they_stand(names: list[str]) -> None:
     first, W, _ = made("batch-norm", (8,) * 4, names=["ada", "ben", "cleo", "dora"])
     other, _, _ = made("batch-norm", (8,) * 4, names=names)

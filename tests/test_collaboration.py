@@ -104,7 +104,7 @@ def test_models_that_almost_agree_keep_their_distances(kindred: Tensor) -> None:
     assert 1e-12 < distances[0, 1].item() / norms[0].item() < 4e-12
     for i, j in pairs_to_check():
         direct = (kindred[i].double() - kindred[j].double()).square().sum().item()
-        assert distances[i, j].item() == pytest.approx(direct, rel=1e-8)
+        assert distances[i, j].item() == pytest.approx(direct, rel=1e-8, abs=0)
 
 
 def test_models_that_almost_agree_keep_their_angles(kindred: Tensor) -> None:
@@ -112,7 +112,7 @@ def test_models_that_almost_agree_keep_their_angles(kindred: Tensor) -> None:
     for i, j in pairs_to_check()[::4]:
         x, y = kindred[i].double(), kindred[j].double()
         direct = (x / x.norm() - y / y.norm()).square().sum().item() / 2
-        assert distances[i, j].item() == pytest.approx(direct, rel=1e-8)
+        assert distances[i, j].item() == pytest.approx(direct, rel=1e-8, abs=0)
 
 
 def test_equal_models_are_recognised_as_equal() -> None:

@@ -280,8 +280,8 @@ def test_a_gradient_leaves_the_users_module_alone(way: str) -> None:
 # Short batches
 
 
-@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.booleans())
 @settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=5), st.booleans())
 def test_padding_calling_by_size_and_one_by_one_agree(counts: list[int], weighted: bool) -> None:
     module = built("mlp")
     m = len(counts)

@@ -102,8 +102,8 @@ def test_a_client_without_batches_stands_still_while_others_go_on(local: Local) 
     torch.testing.assert_close(by_rows(local, W, steps), by_torch(local, W, steps), rtol=1e-12, atol=1e-12)
 
 
-@given(steps=st.lists(st.integers(0, 6), min_size=1, max_size=5), which=st.sampled_from(SETTINGS))
 @settings(max_examples=30, deadline=None)
+@given(steps=st.lists(st.integers(0, 6), min_size=1, max_size=5), which=st.sampled_from(SETTINGS))
 def test_whatever_the_numbers_of_steps_rows_do_not_touch_each_other(steps: list[int], which: Local) -> None:
     steps = sorted(steps, reverse=True)
     W = start(len(steps), 3)

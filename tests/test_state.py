@@ -6,7 +6,7 @@ import copy
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedkin.state import Memory, Message, Server, State, Upload
@@ -54,6 +54,7 @@ def test_its_text_shows_shapes_and_marks_what_is_shared() -> None:
     assert repr(example()) == "State(W(4, 3), a(4,), n(4,), *c(2,))"
 
 
+@settings(deadline=None, max_examples=50)
 @given(subsets)
 def test_taking_gives_each_client_its_own_rows_and_all_the_shared_ones(clients: list[int]) -> None:
     state = example()
@@ -65,6 +66,7 @@ def test_taking_gives_each_client_its_own_rows_and_all_the_shared_ones(clients: 
     assert len(part.W) == len(clients)
 
 
+@settings(deadline=None, max_examples=50)
 @given(subsets)
 def test_what_was_taken_is_a_copy(clients: list[int]) -> None:
     state = example()
@@ -72,6 +74,7 @@ def test_what_was_taken_is_a_copy(clients: list[int]) -> None:
     assert same(state, example())
 
 
+@settings(deadline=None, max_examples=50)
 @given(subsets)
 def test_putting_back_what_was_taken_changes_nothing(clients: list[int]) -> None:
     state, chosen = example(), torch.tensor(clients, dtype=torch.int64)
@@ -79,6 +82,7 @@ def test_putting_back_what_was_taken_changes_nothing(clients: list[int]) -> None
     assert same(state, example())
 
 
+@settings(deadline=None, max_examples=50)
 @given(subsets)
 def test_putting_writes_those_clients_and_no_others(clients: list[int]) -> None:
     state, chosen = example(), torch.tensor(clients, dtype=torch.int64)
@@ -90,6 +94,7 @@ def test_putting_writes_those_clients_and_no_others(clients: list[int]) -> None:
     assert torch.equal(state.n[others], example().n[others])
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(1, 3), min_size=1, max_size=4))
 def test_joining_consecutive_parts_gives_the_whole(lengths: list[int]) -> None:
     whole = example(sum(lengths))

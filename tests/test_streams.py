@@ -2,41 +2,36 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from itertools import combinations
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from fedkin import streams
 
-parts = st.lists(st.one_of(st.integers(-(10**9), 10**9), st.text(st.characters(min_codepoint=32), max_size=8)))
+parts = st.lists(
+    st.one_of(st.integers(-(10**9), 10**9), st.text(st.characters(min_codepoint=32, codec="utf-8"), max_size=8))
+)
 
 
 def test_numbers_are_the_same_for_ever() -> None:
-    """A change here changes every result ever produced: it must be meant."""
+    """In every process, Python and machine; a change here changes every result ever produced: it must be meant."""
     assert streams.number(0, "silo-00", 1, "batches/train") == 8_423_211_683_765_425_729
     assert streams.number("split", 42) == 7_626_314_931_908_914_783
 
 
-def test_numbers_are_the_same_in_another_process() -> None:
-    """Python's own hash of text changes with every process; ours must not."""
-    code = "from fedkin import streams; print(streams.number(3, 'näme', 'x'))"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(found.stdout) == streams.number(3, "näme", "x")
-
-
+@settings(deadline=None)
 @given(parts)
 def test_a_number_has_63_bits_and_is_repeatable(words: list[int | str]) -> None:
     assert 0 <= streams.number(*words) < 2**63
     assert streams.number(*words) == streams.number(*words)
 
 
+@settings(deadline=None)
 @given(parts, parts)
 def test_different_words_give_different_numbers(a: list[int | str], b: list[int | str]) -> None:
     assert (streams.number(*a) == streams.number(*b)) == (a == b)

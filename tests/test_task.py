@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -44,6 +44,7 @@ def test_cross_entropy_is_torchs() -> None:
     torch.testing.assert_close(loss(outputs, y, None), nn.CrossEntropyLoss()(outputs, y))
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.floats(0.01, 100), min_size=3, max_size=3))
 def test_class_weights_weigh_as_torchs_do(weights: list[float]) -> None:
     outputs, y = logits()
@@ -180,6 +181,7 @@ def test_regression_is_learned_and_scored_by_the_squared_error() -> None:
 # Balanced weights
 
 
+@settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=40))
 def test_balanced_weights_give_every_class_present_the_same_say(labels: list[int]) -> None:
     y = torch.tensor(labels)

@@ -125,8 +125,8 @@ def test_frozen_parameters_travel_but_are_not_among_the_trained() -> None:
     assert torch.equal(layout.rest(W)["body.weight"][1], module.get_submodule("body").weight)
 
 
+@settings(max_examples=20, deadline=None)
 @given(lead=st.lists(st.integers(1, 3), max_size=3))
-@settings(max_examples=20)
 def test_tensors_are_views_of_rows_of_any_leading_shape(lead: list[int]) -> None:
     layout = Layout.of(normed())
     W = torch.randn(*lead, layout.size)
