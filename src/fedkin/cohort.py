@@ -193,9 +193,29 @@ class Cohort:
 
         As in any training-mode pass, BatchNorm's running statistics move: they are written into W[:k, d:].
         """
-        G, losses, rest = self.execution.grad(W, batch)
+        return self._grad(self.execution, W, batch)
+
+    def mixed_grad(self, V: Tensor, W: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(k, d) gradients of the loss of alpha v(x) + (1 - alpha) w(x), with respect to v and with respect to w.
+
+        BatchNorm's running statistics move in both models.
+        """
+        k, d, pair = len(batch), self.layout.parameters, self.execution.mixture
+        sides = {"v": V[:k], "w": W[:k]}
+        named = {f"{side}.{n}": t for side, rows in sides.items() for n, t in self.layout.tensors(rows).items()}
+        named["alpha"] = alpha[:k]
+        both = torch.cat([named[field.name].reshape(k, -1) for field in pair.layout.fields], dim=1)
+        G = self._grad(pair, both, batch)
+        moved = pair.layout.rest(both)
+        for side, rows in sides.items():
+            for name, statistics in self.layout.rest(rows).items():
+                statistics.copy_(moved[f"{side}.{name}"])
+        return G[:, :d], G[:, d:]
+
+    def _grad(self, execution: Execution, W: Tensor, batch: Batch) -> Tensor:
+        G, losses, rest = execution.grad(W, batch)
         if rest is not None:
-            W[: len(batch), self.layout.parameters :] = rest
+            W[: len(batch), execution.layout.parameters :] = rest
         if self.loss_sum is None or self.loss_count is None:
             self.loss_sum, self.loss_count = W.new_zeros(len(self)), W.new_zeros(len(self))
         self.loss_sum[: len(batch)] += losses

@@ -9,7 +9,8 @@ import copy
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from functools import cached_property
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -54,15 +55,44 @@ class Execution(Protocol):
     def outputs(self, W: Tensor, x: Tensor) -> Tensor:
         """(k, b, ...) outputs of rows W (k, D) in evaluation mode."""
 
+    @property
+    def mixture(self) -> Execution:
+        """The same over rows of a `Mixture`: two models and how much the first counts."""
+
+
+class Mixture(nn.Module):
+    """Two modules of one kind whose outputs are mixed: alpha v(x) + (1 - alpha) w(x)."""
+
+    alpha: Tensor
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.v, self.w = copy.deepcopy(module), copy.deepcopy(module)
+        self.register_buffer("alpha", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        mixed: Tensor = self.alpha * self.v(x) + (1 - self.alpha) * self.w(x)
+        return mixed
+
 
 class _Executor:
+    pads = False
+
     def __init__(self, module: nn.Module, layout: Layout, loss: Loss, device: torch.device) -> None:
         self.layout = layout
         self.loss = loss
+        self.device = device
         self.training = copy.deepcopy(module).to(device).train()
         self.evaluating = copy.deepcopy(module).to(device).eval()
         self.counters = {name: start.to(device) for name, start in layout.counters}
         self.buffered = layout.size > layout.parameters
+
+    @cached_property
+    def mixture(self) -> Self:
+        module = Mixture(self.training)
+        pair = type(self)(module, Layout.of(module), self.loss, self.device)
+        pair.pads = self.pads
+        return pair
 
 
 class OneByOne(_Executor):

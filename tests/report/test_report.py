@@ -354,7 +354,8 @@ def test_findings_say_who_loses_by_joining_and_caveats_name_different_seeds(tmp_
     alone = make(tmp_path / "s", "separate", vectors={"personal": [[0.5, 0.6, 0.9]] * 2}, **common)
     vectors = {"global": [[0.6, 0.7, 0.8]] * 2, "finetuned": [[0.0] * 3] * 2}
     runs = [alone, *(make(tmp_path / f"j{seed}", "fedavg", seed, vectors=vectors, **common) for seed in (0, 1))]
-    lead, joining, _ = report.finding(runs)
+    lead, joining, honest = report.finding(runs)
+    assert honest.startswith("With the round chosen on validation data, which is the honest choice, fedavg leads with")
     assert lead.startswith("fedavg does best: a mean test accuracy of 70.0 %, 3.3 points above separate (66.7 %)")
     assert "could be chance" in lead
     assert joining == "Joining took the mean from 66.7 % alone to 70.0 % with fedavg; 1 of 3 clients did better alone."

@@ -101,7 +101,8 @@ class Simulation:
         if round >= 1:
             diverged = {c for c, fine in zip(clients, good, strict=True) if not fine}
             scored = reached if self.config.participation.score == "all" else clients
-            scored = [c for c in scored if c not in diverged]
+            if self.scores.test:  # before the first scores there is nothing to carry forward
+                scored = [c for c in scored if c not in diverged]
             self._score(self.scores, scored, message.take(_places(scored, reached)), round)
         arrived = [i for i, c in enumerate(clients) if good[i] and not self._lost(c, round, upload)]
         self._acknowledge(clients, arrived)
@@ -123,8 +124,8 @@ class Simulation:
     # ---- who takes part ----
 
     def _reached(self, round: int) -> list[int]:
-        """Clients that are not dropped: a random share of all, by lot of their names."""
-        count = round_half_up(self.config.participation.dropped * len(self.problem))
+        """Clients that are not dropped: a random share of all, by lot of their names; at least one is reached."""
+        count = min(round_half_up(self.config.participation.dropped * len(self.problem)), len(self.problem) - 1)
         dropped = set(self._lots(range(len(self.problem)), round, "dropped")[:count])
         return [c for c in range(len(self.problem)) if c not in dropped]
 

@@ -14,7 +14,7 @@ from ..method import Cohort, Memory, Message, Method, Model, Problem, Rng, Serve
 class APFL(Method):
     """Personal model alpha_i v_i + (1 - alpha_i) w. Models: `personal` (that mixture) and `global` w.
 
-    The paper mixes parameters; its public code mixes outputs (`mix = "outputs"`).
+    The paper mixes parameters; its public code mixes outputs (`mix = "outputs"`), in training too.
     """
 
     headline = "personal"
@@ -42,17 +42,16 @@ class APFL(Method):
             k = len(batch)
             gap = v[:k, :d] - w[:k, :d]
             own = alpha[:k, None]
+            step_w.step(w, cohort.grad(w, batch), lr)
             if self.mix == "parameters":
-                step_w.step(w, cohort.grad(w, batch), lr)
                 mixed = self._mixed(v[:k], w[:k], alpha[:k], d)
                 G = cohort.grad(mixed, batch)
                 v[:k, d:] = mixed[:, d:]
                 slope = (gap * G).sum(1)
                 step_v.step(v, own * G, lr)
             else:
-                G_w, G_v = cohort.grad(w, batch), cohort.grad(v, batch)
+                G_v, G_w = cohort.mixed_grad(v, w, alpha, batch)
                 slope = (gap * (own * G_v + (1 - own) * G_w)).sum(1)
-                step_w.step(w, G_w, lr)
                 step_v.step(v, G_v, lr)
             if self.adaptive and number == 0:
                 # The term 0.02 alpha is in the authors' code, not in their paper.

@@ -22,6 +22,9 @@ TAU = {
 }
 SPLITS = ("practical", "iid", "pathological")
 
+Share = Annotated[float, Field(ge=0, le=1)]
+Positive = Annotated[float, Field(gt=0)]
+
 
 class FedAMP(Method):
     """Each client gets a cloud model of its own, u_i = sum_j xi_ij w_j, in which similar models weigh more.
@@ -32,15 +35,15 @@ class FedAMP(Method):
     headline = "cloud"
     newcomer_rounds = 3
 
-    sigma: Annotated[
-        Literal["auto"] | Annotated[float, Field(gt=0)], Field(description="width of attention; auto: from the models")
-    ] = "auto"
+    sigma: Annotated[Literal["auto"] | Positive, Field(description="width of attention; auto: from the models")] = (
+        "auto"
+    )
     weight_on_others: Annotated[
-        Literal["auto"] | Annotated[float, Field(ge=0, le=1)] | dict[str, float],
+        Literal["auto"] | Share | dict[str, Share],
         Field(description="tau in the preprint; one number, one a client by name, or auto"),
     ] = "auto"
     beta: Annotated[
-        Annotated[float, Field(gt=0)] | dict[str, float],
+        Positive | dict[str, Positive],
         Field(description="step of the proximal term ||w - u||^2 / (2 beta); one number or one a client"),
     ] = 1e4
     beta_decay: Annotated[float, Field(gt=0, le=1)] = 0.1
@@ -55,9 +58,7 @@ class FedAMP(Method):
     height: Annotated[float, Field(gt=0, description="of mcp and scad")] = 1.0
     gamma: Annotated[float, Field(gt=0, description="of mcp")] = 2.0
     a: Annotated[float, Field(gt=2, description="of scad")] = 3.7
-    alpha: Annotated[
-        Literal["auto"] | Annotated[float, Field(gt=0)], Field(description="theory: step; auto is lambda / sqrt(K)")
-    ] = "auto"
+    alpha: Annotated[Literal["auto"] | Positive, Field(description="theory: step; auto is lambda / sqrt(K)")] = "auto"
     strength: Annotated[float, Field(gt=0, description="theory: lambda of equation (1)")] = 1.0
 
     @property
@@ -93,6 +94,8 @@ class FedAMP(Method):
 
     def xi(self, problem: Problem, W: Tensor, heard: Tensor) -> Tensor:
         """(m, m) collaboration; clients never heard from take no part in it and keep the model they have."""
+        if len(W) > 1 and bool(heard.all()):
+            return self.collaborate(problem, W, list(problem.names))
         xi = torch.eye(len(W), dtype=torch.float64, device=W.device)
         among = heard.nonzero().squeeze(1)
         if len(among) > 1:
@@ -102,7 +105,7 @@ class FedAMP(Method):
     def collaborate(self, problem: Problem, W: Tensor, names: list[str]) -> Tensor:
         """xi among clients that were heard from: equation (5) in theory, (7)-(11) of the preprint in practice."""
         if self.mode == "theory":
-            distances, _ = co.squared_distances(*self._looked_at(problem, W))
+            distances, _ = co.squared_distances(*self.looked_at(problem, W))
             return co.theory_weights(distances, self._function(), self._alpha(problem.rounds))
         others = co.softmax_of_others(self.logits(problem, W))
         if self.weight_on_others == "auto":
@@ -111,17 +114,15 @@ class FedAMP(Method):
         return co.with_self(others, torch.tensor(tau, dtype=others.dtype, device=others.device))
 
     def logits(self, problem: Problem, W: Tensor) -> Tensor:
-        distances, norms = co.squared_distances(*self._looked_at(problem, W))
+        distances, norms = co.squared_distances(*self.looked_at(problem, W))
         if self.attention == "negative_exponential":
             return co.gaussian_logits(distances, norms, None if self.sigma == "auto" else self.sigma)
         return self._function().log_slope(distances / 2)
 
-    def _looked_at(self, problem: Problem, W: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The weights that attention compares: never buffers (trap T12)."""
-        w = W[:, : problem.layout.parameters]
-        if self.similarity == "updates":
-            return w - problem.initial[: problem.layout.parameters], None
-        return w, problem.layout.columns(self.similarity)
+    def looked_at(self, problem: Problem, W: Tensor) -> tuple[Tensor, Tensor | None]:
+        """The weights and columns that attention compares: never buffers (trap T12)."""
+        layers = "all" if self.similarity == "updates" else self.similarity  # distances of updates are those of weights
+        return W[:, : problem.layout.parameters], problem.layout.columns(layers)
 
     def _function(self) -> Attention:
         settings = {"sigma": self.sigma, "height": self.height, "gamma": self.gamma, "a": self.a}
@@ -171,7 +172,7 @@ class FedAMP(Method):
     def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:
         """Newcomers start from the mean of the known models."""
         known, new = problem.known, len(problem) - problem.known
-        W = torch.cat([server.W, server.W[:known].mean(0).repeat(new, 1)])
+        W = torch.cat([server.W, server.W[self._hosts(problem, server)].mean(0).repeat(new, 1)])
         xi = torch.eye(len(problem), dtype=torch.float64, device=W.device)
         xi[:known, :known] = server.xi
         return State(W=W, xi=xi, heard=torch.cat([server.heard, server.heard.new_zeros(new)]))
@@ -179,15 +180,21 @@ class FedAMP(Method):
     def _introduced(self, problem: Problem, server: Server) -> Tensor:
         """Newcomers find their kin among the known clients, by the cosine of w - mean(known); found by measurement:
         treated as members at once, they attend to each other."""
-        known, d = problem.known, problem.layout.parameters
-        w = server.W[:, :d]
-        distances = co.cosine_distances(w, origin=w[:known].mean(0))
-        for i in range(known, len(problem)):
+        w, columns = self.looked_at(problem, server.W)
+        hosts = self._hosts(problem, server)
+        distances = co.cosine_distances(w, columns, origin=w[hosts].mean(0))
+        for i in range(problem.known, len(problem)):
             if server.heard[i]:
-                among = [*range(known), i]
+                among = torch.cat([hosts, hosts.new_tensor([i])])
                 others = co.softmax_of_others(co.cosine_logits(distances[among][:, among], None))
                 server.xi[i, among] = co.with_self(others, co.automatic_weight_on_others(others))[-1]
         return server.xi
+
+    @staticmethod
+    def _hosts(problem: Problem, server: Server) -> Tensor:
+        """The known clients that were heard from; all of them if none was."""
+        heard = server.heard[: problem.known]
+        return (heard if heard.any() else ~heard).nonzero().squeeze(1)
 
 
 def _per_client(setting: float | dict[str, float], names: list[str] | tuple[str, ...]) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from ..collaboration import mix
 from ..method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
 
 
@@ -24,9 +25,15 @@ class Groups(Method):
         return State({"models": problem.initial.repeat(count, 1)}, xi=self._xi(problem))
 
     def _xi(self, problem: Problem) -> Tensor:
-        """(m, m) the weights that full participation gives: n_j over the group's sum."""
-        groups = _groups(problem)
-        xi = (groups[:, None] == groups) * problem.samples.double()
+        """(m, m) the weights that full participation of the known gives: n_j over the group's sum.
+
+        A newcomer to a group that nobody knew keeps to itself.
+        """
+        groups, known = _groups(problem), problem.known
+        xi = torch.zeros(len(problem), len(problem), dtype=torch.float64, device=groups.device)
+        xi[:, :known] = (groups[:, None] == groups[:known]) * problem.samples[:known].double()
+        strangers = xi.sum(1) == 0
+        xi[strangers, strangers] = 1.0
         return xi / xi.sum(1, keepdim=True)
 
     def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
@@ -43,10 +50,10 @@ class Groups(Method):
         return {"cloud": message.u, "finetuned": memory.finetuned}
 
     def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
-        groups, n = _groups(problem)[clients], problem.samples[clients].to(upload.W.dtype)
+        groups, n = _groups(problem)[clients], problem.samples[clients].double()
         for group in torch.unique(groups).tolist():
             inside = groups == group
-            server.models[group] = (n[inside] / n[inside].sum()) @ upload.W[inside]
+            server.models[group] = mix((n[inside] / n[inside].sum())[None], upload.W[inside])[0]
         return server
 
     def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:

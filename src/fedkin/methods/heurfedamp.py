@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from .. import collaboration as co
-from ..method import Problem, Tensor
+from ..method import Local, Problem, Tensor
 from .fedamp import SPLITS, FedAMP
 
 # sigma by data set: (practical, iid, pathological); preprint, tables 2-4.
@@ -18,8 +18,14 @@ class HeurFedAMP(FedAMP):
     Models: `cloud` u_i, and `personal` w_i.
     """
 
+    def check(self, problem: Problem, local: Local) -> None:
+        if self.mode == "theory" or self.attention != "negative_exponential":
+            raise ValueError("HeurFedAMP looks at cosines: theory mode and functions of the distance are FedAMP's.")
+        super().check(problem, local)
+
     def logits(self, problem: Problem, W: Tensor) -> Tensor:
-        distances = co.cosine_distances(*self._looked_at(problem, W))
+        origin = problem.initial[: problem.layout.parameters] if self.similarity == "updates" else None
+        distances = co.cosine_distances(*self.looked_at(problem, W), origin)
         return co.cosine_logits(distances, None if self.sigma == "auto" else self.sigma)
 
     @classmethod

@@ -50,9 +50,9 @@ def write_figures(runs: Sequence[Run], folder: Path, formats: Sequence[str] = ("
 
 
 def colours(runs: Sequence[Run]) -> dict[str, str]:
-    """One colour a method, in the order given; after twelve they repeat, with other markers."""
+    """One colour a method, whatever the order of the runs; after twelve they repeat."""
     members = comparison.by_method(runs)
-    joining = [method for method in members if members[method][0].summary["method"] != comparison.ALONE]
+    joining = [method for method in sorted(members) if members[method][0].summary["method"] != comparison.ALONE]
     return dict.fromkeys(members, GREY) | {m: PALETTE[i % len(PALETTE)] for i, m in enumerate(joining)}
 
 
@@ -83,6 +83,10 @@ def p_text(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
 
 
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def _equals(p: float) -> str:
     return p_text(p) if p < 1e-4 else f"= {p_text(p)}"
 
@@ -93,11 +97,13 @@ def finding(runs: Sequence[Run], reference: str | None = None) -> list[str]:
     sentences = [_alone_sentence(runs, table[0])] if len(table) == 1 else [_lead(runs, table, reference)]
     sentences += _joining_sentence(runs, table)
     if all(row.validated is not None for row in table):
-        metric, sign = runs[0].summary["metric"], 1 if comparison.higher_is_better(runs) else -1
-        honest = max(table, key=lambda row: sign * (row.validated or 0.0))
-        value = score_text(honest.validated, metric)
-        who = f"{honest.method} {'still leads' if honest is table[0] else 'leads'} with" if len(table) > 1 else "it is"
-        sentences.append(f"With the round chosen on validation data, which is the honest choice, {who} {value}.")
+        sign = -1 if comparison.higher_is_better(runs) else 1
+        honest = sorted(table, key=lambda row: sign * (row.validated or 0.0))
+        values = [score_text(row.validated, runs[0].summary["metric"]) for row in honest]
+        who = "it is" if len(table) == 1 else f"{honest[0].method} leads with"
+        if values[:1] == values[1:2]:
+            who = f"{honest[0].method} and {honest[1].method} are level at"
+        sentences.append(f"With the round chosen on validation data, which is the honest choice, {who} {values[0]}.")
     return sentences
 
 
@@ -105,10 +111,10 @@ def _alone_sentence(runs: Sequence[Run], row: Row) -> str:
     summary = runs[0].summary
     metric, count = summary["metric"], len(summary["clients"])
     best = f"{metric_name(metric)} of {score_text(row.bmta, metric)}"
-    text = f"{row.method} reaches a mean test {best} over {count} clients"
+    text = f"{row.method} reaches a mean test {best} over {plural(count, 'client')}"
     if len(runs) == 1:
         k, rounds = best_round(runs[0]), int(summary["rounds"])
-        text += f", in round {k} of {rounds}" if k <= rounds else f", after the last of {rounds} rounds"
+        text += f", in round {k} of {rounds}" if k <= rounds else f", after the last of {plural(rounds, 'round')}"
     else:
         text += f", the mean of {len(runs)} seeds"
     return f"{text}; the worst client has {score_text(row.worst, metric)}."

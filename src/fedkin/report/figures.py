@@ -100,9 +100,9 @@ def curves(runs: Sequence[Run]) -> go.Figure:
             x=line.rounds,
             y=line.mean,
             name=_plain(row.name),
-            mode="lines" if len(line.rounds) > 1 else "markers",
+            mode="lines+markers",
             line={"color": colour[row.method], "width": 2.5, "dash": "solid" if row.headline else "dash"},
-            marker={"symbol": _symbol(row, members), "size": 8},
+            marker={"symbol": _symbol(row, members), "size": 8, "maxdisplayed": 12},
             **common,
         )
     axis = _score_axis(runs, f"mean test {metric_name(runs[0].summary['metric'])}")
@@ -241,7 +241,7 @@ def _visible(row: Row, members: dict[str, list[Run]]) -> bool | str:
 
 
 def _symbol(row: Row, members: dict[str, list[Run]]) -> str:
-    return SYMBOLS[list(members).index(row.method) % len(SYMBOLS)]
+    return SYMBOLS[sorted(members).index(row.method) % len(SYMBOLS)]
 
 
 def _score_axis(runs: Sequence[Run], what: str) -> dict[str, Any]:

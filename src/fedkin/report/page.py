@@ -29,6 +29,7 @@ from fedkin.report import (
     is_share,
     metric_name,
     p_text,
+    plural,
     score_text,
     xi_groups,
 )
@@ -63,7 +64,8 @@ th:first-child,td:first-child{text-align:left}
 .wrap td{text-align:left;white-space:normal;overflow-wrap:anywhere}.wrap th{text-align:left}.wrap tbody th{width:30%}
 thead th{position:sticky;top:0;background:#fff;color:var(--soft);font-weight:600;font-size:.8rem;vertical-align:bottom;
 white-space:normal;line-height:1.25;box-shadow:inset 0 -2px 0 var(--line);border-bottom:0}
-th[data-sort]{cursor:pointer}th[data-sort]:hover{color:var(--accent)}tbody th{font-weight:500}th:has(.dot){white-space:nowrap}
+th[data-sort]{cursor:pointer}th[data-sort]:hover{color:var(--accent)}
+tbody th{font-weight:500}th:has(.dot){white-space:nowrap}
 tr.best th,tr.best td{font-weight:700;background:#f0f7fc}
 tr.other th,tr.other td{color:var(--soft)}
 td.worse{background:var(--badback);color:var(--bad);font-weight:600}
@@ -187,7 +189,7 @@ def _results(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -
 run: they are different things."""
     if pairs:
         note += f""" p: Wilcoxon’s signed-rank test over clients and shared seeds, two-sided, after Holm’s correction
-over {_plural(len(pairs), "pair")} of headline models."""
+over {plural(len(pairs), "pair")} of headline models."""
     direction = "higher" if compare.higher_is_better(runs) else "lower"
     about = f"Test {_e(metric_name(metric))}, mean over clients and seeds; {direction} is better."
     tested = _fold("All paired tests", _all_tests(pairs, metric)) if pairs else ""
@@ -348,11 +350,11 @@ def _title(runs: Sequence[Run]) -> str:
 
 def _chips(runs: Sequence[Run]) -> list[str]:
     summary, seeds = runs[0].summary, sorted({int(run.summary["seed"]) for run in runs})
-    chips = [f"data: {summary['data']}", f"split: {summary['split']}", _plural(len(summary["clients"]), "client")]
+    chips = [f"data: {summary['data']}", f"split: {summary['split']}", plural(len(summary["clients"]), "client")]
     if summary.get("groups"):
-        chips.append(_plural(len(set(summary["groups"])), "known group"))
+        chips.append(plural(len(set(summary["groups"])), "known group"))
     chips.append(f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}")
-    return [*chips, _plural(max(int(run.summary["rounds"]) for run in runs), "round")]
+    return [*chips, plural(max(int(run.summary["rounds"]) for run in runs), "round")]
 
 
 def _section(heading: str, about: str, body: str) -> str:
@@ -382,10 +384,6 @@ def _cell(text: str, value: float | None) -> str:
 
 def _dot(colour: str) -> str:
     return f'<i class="dot" style="background:{colour}"></i>'
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _digest(script: str) -> str:

@@ -33,6 +33,7 @@ try:
 except ImportError as error:
     raise ImportError("Figures for print need matplotlib, which is not installed: pip install matplotlib.") from error
 
+MARKERS = "osD^X*"
 COLUMN = 3.4  # inches, the width of a column in the usual two-column styles
 STYLE: dict[Any, Any] = {  # Any: newer matplotlib types the keys, older ones do not
     "font.size": 8,
@@ -76,11 +77,18 @@ def curves(runs: Sequence[Run]) -> Figure:
     members, colour = comparison.by_method(runs), colours(runs)
     shown = _shown(runs)
     values = []
-    for row in reversed(shown):  # the best is drawn last, on top
+    for place, row in reversed(list(enumerate(shown))):  # the best is drawn last, on top
         line = comparison.curve(members[row.method], row.model)
         values += [line.low, line.high]
         style: dict[str, Any] = {"color": colour[row.method], "linestyle": "-" if row.headline else "--"}
-        axes.plot(line.rounds, line.mean, linewidth=1.3, marker="o" if len(line.rounds) == 1 else "", **style)
+        step = max(1, len(line.rounds) // 8)
+        # Each method marks other rounds, so that one line under another still shows.
+        style |= {
+            "marker": MARKERS[sorted(members).index(row.method) % len(MARKERS)],
+            "markevery": (place % step, step),
+            "markersize": 3,
+        }
+        axes.plot(line.rounds, line.mean, linewidth=1.3, **style)
         if len(row.seeds) > 1:
             axes.fill_between(line.rounds, line.low, line.high, color=colour[row.method], alpha=0.15, linewidth=0)
     every = np.concatenate(values)
