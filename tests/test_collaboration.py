@@ -129,6 +129,27 @@ def test_equal_models_are_recognised_as_equal() -> None:
     close(softmax_of_others(cosine_logits(cosines, None)), uniform)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_no_distance_between_models_that_agree_up_to_rounding_is_negative(seed: int) -> None:
+    """Three groups of four: large differences between them make the rounding within them visible."""
+    groups = random(3, 200, seed=seed).repeat(4, 1)
+    W = groups + 1e-15 * random(12, 200, seed=seed + 10)
+    assert (squared_distances(W)[0] >= 0).all()
+    assert (cosine_distances(W * torch.linspace(0.1, 3, 12)[:, None]) >= 0).all()
+
+
+def test_models_that_differ_by_rounding_are_taken_for_equal() -> None:
+    """Attention stays uniform rather than sort clients by their last bits."""
+    base = random(1000, dtype=torch.float32)
+    W = torch.where(random(20, 1000, seed=1) > 0, base, torch.nextafter(base, torch.tensor(torch.inf)))
+    distances, norms = squared_distances(W)
+    cosines = cosine_distances(W)
+    assert 0 < median_of_pairs(distances) < SAME * norms.mean().item()
+    assert 0 < median_of_pairs(cosines) < SAME
+    assert gaussian_logits(distances, norms, None).count_nonzero() == 0
+    assert cosine_logits(cosines, None).count_nonzero() == 0
+
+
 def test_models_a_hair_apart_are_not_taken_for_equal() -> None:
     W = random(1000, dtype=torch.float64) + 1e-4 * random(20, 1000, seed=1)
     distances, norms = squared_distances(W)

@@ -57,6 +57,8 @@ class Federation:
             raise FederationError(f"Clients must have different names; {', '.join(twice)} occurs more than once.")
         for client in self.clients:
             _check(client, self.task)
+        if not any(len(client.test[1]) for client in self.clients):
+            raise FederationError("No client has test data, so nothing could be scored; at least one needs a sample.")
         order = sorted(range(len(names)), key=lambda i: (-self.clients[i].samples, names[i]))
         if order != list(range(len(names))):
             object.__setattr__(self, "clients", tuple(self.clients[i] for i in order))
@@ -89,11 +91,17 @@ class Federation:
         """A federation from arrays: {name: (x, y)} or {name: (x_train, y_train, x_test, y_test)}.
 
         With (x, y) a share of each client's samples, `test_fraction`, is set aside for testing. Without a task, whole
-        numbers as targets mean classification, anything else regression.
+        numbers as targets mean classification, anything else regression. Inputs become floating-point numbers; where
+        they have to stay whole (numbers of words), build `Client`s.
         """
+        if not 0 < test_fraction < 1:
+            raise FederationError(f"test_fraction is {test_fraction}, but has to lie between 0 and 1, both excluded.")
+        strangers = sorted(set(groups or {}) - set(clients))
+        if strangers:
+            raise FederationError(f"`groups` names {', '.join(strangers)}, of whom there are no arrays.")
         built = []
         for client, arrays in clients.items():
-            parts = [torch.as_tensor(np.asarray(a)) for a in arrays]
+            parts = [_tensor(a, client) for a in arrays]
             if len(parts) not in (2, 4):
                 raise FederationError(
                     f"Client {client!r} has {len(parts)} arrays; give (x, y) or four, with test data."
@@ -106,18 +114,25 @@ class Federation:
                 order = torch.randperm(len(y), generator=streams.generator(seed, client, 0, "test part"))
                 held = max(1, round(test_fraction * len(y)))
                 parts = [x[order[held:]], y[order[held:]], x[order[:held]], y[order[:held]]]
-            x, y, x_test, y_test = (_standard(p) for p in parts)
+            x, x_test = (p if p.is_floating_point() else p.float() for p in parts[::2])
+            y, y_test = (p if p.is_floating_point() else p.long() for p in parts[1::2])
             built.append(Client(client, (x, y), (x_test, y_test), group=(groups or {}).get(client)))
         if not built:
             raise FederationError("A federation needs at least one client; none was given.")
         return Federation(name, tuple(built), task or _guessed(built))
 
     def with_validation(self, share: float, seed: int) -> Federation:
-        """Sets aside round(share * n) training samples of each client, at least one if n >= 5, else none."""
+        """Sets aside round(share * n) training samples of each client, at least one if n >= 5, else none.
+
+        A client that brought validation data of its own keeps it.
+        """
         if share == 0:
             return self
         clients = []
         for client in self.clients:
+            if client.validation is not None:
+                clients.append(client)
+                continue
             x, y = client.train
             n = len(y)
             held = max(1, round(share * n)) if n >= 5 else 0
@@ -169,11 +184,14 @@ class Problem:
         return len(self.names)
 
 
-def _standard(array: Tensor) -> Tensor:
-    """Floats as float32 (or float64 if they were), whole numbers as int64."""
-    if array.is_floating_point():
-        return array if array.dtype == torch.float64 else array.float()
-    return array.long()
+def _tensor(array: object, client: str) -> Tensor:
+    try:
+        tensor = torch.as_tensor(array.detach().cpu() if isinstance(array, Tensor) else np.asarray(array))
+    except (TypeError, ValueError):
+        tensor = torch.empty(())
+    if tensor.ndim == 0:
+        raise FederationError(f"Client {client!r}: give arrays of numbers, with a row for each sample.")
+    return tensor
 
 
 def _guessed(clients: Sequence[Client]) -> Task:
@@ -181,8 +199,8 @@ def _guessed(clients: Sequence[Client]) -> Task:
     if clients[0].train[1].is_floating_point():
         shape = clients[0].train[1].shape[1:]
         return Task.regression(inputs, int(np.prod(shape)) if shape else 1)
-    top = max(int(y.max()) for c in clients for _, y in (c.train, c.test) if len(y))
-    return Task.classification(inputs, top + 1)
+    top = max((int(y.max()) for c in clients for _, y in (c.train, c.test) if len(y)), default=0)
+    return Task.classification(inputs, max(top, 0) + 1)
 
 
 def _check(client: Client, task: Task) -> None:

@@ -459,6 +459,13 @@ def test_test_parts_of_one_pool_have_their_clients_proportions() -> None:
         assert np.abs(test - (train + test) * len(share.test) / (len(share.train) + len(share.test))).max() < 1
 
 
+def test_no_class_is_preferred_for_the_test_part() -> None:
+    """One test sample for a client with two samples of each of five classes: any class, equally often."""
+    labels = np.repeat(np.arange(5), 2)
+    drawn = [labels[dirichlet(labels, 1, generator(s), test_fraction=0.1, least=1)[0].test[0]] for s in range(500)]
+    assert np.bincount(drawn) == pytest.approx(np.full(5, 100), abs=40)  # standard deviation 9
+
+
 # natural -------------------------------------------------------------------------------------------------------------
 
 owner_lists = st.lists(st.sampled_from(["ward", "clinic", "10", "2", "Zürich", "a"]), min_size=1, max_size=80)

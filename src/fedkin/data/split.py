@@ -19,11 +19,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.sparse import bmat, csr_matrix
 from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
+from ..errors import FedkinError
+
 Numbers = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 
 
-class SplitError(ValueError):
+class SplitError(FedkinError):
     """The data cannot be shared out as asked; the message says why, and what would be right."""
 
 
@@ -243,8 +245,7 @@ def _cut(held: Numbers, fraction: float, rng: Generator, keep: int = 0) -> tuple
 
 def _portions(edges: NDArray[np.float64], stock: Numbers) -> Numbers:
     """Cut every class at the cumulated proportions edges (C, m): counts (m, C)."""
-    ends = np.rint(edges * stock[:, None]).astype(np.int64)
-    ends[:, -1] = stock  # proportions add up to one only nearly
+    ends = np.rint(edges * stock[:, None]).astype(np.int64)  # the last edge is nearly one, so all of stock
     return np.diff(ends, axis=1, prepend=0).T
 
 

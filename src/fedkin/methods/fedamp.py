@@ -163,7 +163,7 @@ class FedAMP(Method):
     def _beta(self, cohort: Cohort, round: int) -> Tensor:
         """(m, 1) beta_k of each client."""
         if self.mode == "theory":
-            return torch.full((len(cohort), 1), self._alpha(cohort.rounds) / self.strength)
+            return torch.full((len(cohort), 1), self._alpha(cohort.rounds) / self.strength, dtype=torch.float64)
         decay = self.beta_decay ** ((min(round, cohort.rounds) - 1) // self.beta_every)
         return torch.tensor(_per_client(self.beta, cohort.names), dtype=torch.float64)[:, None] * decay
 

@@ -1,0 +1,212 @@
+"""Small federations, watched runs, and one client trained the plain way, for the tests of methods and engines."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
+
+from fedkin import streams
+from fedkin.api import prepare
+from fedkin.assembly import Assembly
+from fedkin.cohort import Model
+from fedkin.config import merge
+from fedkin.engines.simulation import Listener, Simulation
+from fedkin.federation import Client, Federation, Problem
+from fedkin.runs import Run, Writer
+from fedkin.state import Message, State, Upload
+from fedkin.task import Task
+
+SIZES = (13, 9, 6, 4)
+"""Unequal, and in batches of four: a last batch of one, of one, of two, and none that is short."""
+
+BASE: dict[str, Any] = {
+    "rounds": 3,
+    "precision": "float64",
+    "device": "cpu",
+    "execution": "stacked",
+    "model": {"name": "mlp", "settings": {"hidden": [5]}},
+    "local": {"epochs": 2, "batch_size": 4, "lr": 0.02},
+    "data": {"validation": 0.0},
+}
+
+
+def toy(
+    sizes: Sequence[int] = SIZES, groups: Sequence[int] | None = None, *, tests: int = 40, classes: int = 3
+) -> Federation:
+    """Clients named a, b, c, ... whose data come from their names alone; each group has a labelling of its own."""
+    members = []
+    for i, n in enumerate(sizes):
+        name, group = chr(ord("a") + i), 0 if groups is None else groups[i]
+        x = torch.randn(n + tests, 4, generator=streams.generator("x", name), dtype=torch.float64)
+        rule = torch.randn(4, classes, generator=streams.generator("rule", group), dtype=torch.float64)
+        y = (x @ rule).argmax(1)
+        members.append(Client(name, (x[:n], y[:n]), (x[n:], y[n:]), group=group if groups is not None else None))
+    return Federation("toy", tuple(members), Task.classification((4,), classes))
+
+
+def normed(inputs: tuple[int, ...], outputs: int) -> nn.Module:
+    """A model with running statistics; no bias in front of them, whose gradient would be rounding alone."""
+    return nn.Sequential(nn.Linear(*inputs, 5, bias=False), nn.BatchNorm1d(5), nn.ReLU(), nn.Linear(5, outputs))
+
+
+class Watched(Simulation):
+    """A run that keeps, for each round, what was sent, what was scored, and server and memory after it."""
+
+    def __init__(self, assembly: Assembly, writer: Writer, listener: Listener | None = None) -> None:
+        super().__init__(assembly, writer, listener)
+        self.sent: dict[int, tuple[list[int], Message]] = {}
+        self.scored: dict[int, tuple[list[int], dict[str, Model]]] = {}
+        self.servers: dict[int, State] = {}
+        self.memories: dict[int, State] = {}
+        self.holds: dict[int, dict[int, State]] = {}
+        self.lost: dict[int, set[int]] = defaultdict(set)
+        self.warnings: list[str] = []
+        self.listener.on_warning = self.warnings.append
+
+    @property
+    def lines(self) -> dict[int, dict[str, Any]]:
+        """The lines of rounds.jsonl by round."""
+        return {line["round"]: line for line in Run(self.writer.path).rounds}
+
+    def took_part(self, round: int) -> list[int]:
+        return [self.problem.names.index(name) for name in self.lines[round]["participants"]]
+
+    def acknowledged(self, round: int, name: str) -> Tensor:
+        """What clients remember as far as the server knows: of the last upload that arrived."""
+        rows = dict(self.memories[round].items())[name].clone()
+        for client, memory in self.holds[round].items():
+            rows[client] = dict(memory.items())[name][0]
+        return rows
+
+    def rows(self, round: int, name: str) -> Tensor:
+        """(m, D) the rows of a model as they were scored."""
+        rows = self.scored[round][1][name]
+        assert isinstance(rows, Tensor)
+        return rows
+
+    def _download(self, problem: Problem, clients: list[int], round: int) -> Message:
+        message = super()._download(problem, clients, round)
+        self.sent[round] = (clients, copied(message))
+        return message
+
+    def _score(self, scores: Any, clients: list[int], message: Message, round: int) -> dict[str, Model]:
+        models = super()._score(scores, clients, message, round)
+        self.scored[round] = (clients, models)
+        return models
+
+    def _lost(self, client: int, round: int, upload: Upload) -> bool:
+        lost = super()._lost(client, round, upload)
+        if lost:
+            self.lost[round].add(client)
+        return lost
+
+    def _round(self, round: int) -> None:
+        super()._round(round)
+        self.servers[round], self.memories[round] = copied(self.server), copied(self.memory)
+        self.holds[round] = dict(self.held)
+
+    def _closing(self, round: int) -> dict[str, Model]:
+        models = super()._closing(round)
+        self.servers[round], self.memories[round] = copied(self.server), copied(self.memory)
+        return models
+
+
+def copied(state: State) -> State:
+    return state.replace(**{name: tensor.clone() for name, tensor in state.items()})
+
+
+def ready(federation: Federation | None = None, *, model: Any = None, loss: Any = None, **settings: Any) -> Assembly:
+    """An assembly of the toy federation unless told otherwise; settings are laid over BASE.
+
+    `model`: a factory, or the table of settings.
+    """
+    federation = toy() if federation is None else federation
+    table = {key: value for key, value in BASE.items() if key != "model" or model is None}
+    if isinstance(model, dict):
+        table["model"], model = model, None
+    return prepare(merge(table, settings), federation=federation, model=model, loss=loss)
+
+
+def watched(folder: Path, federation: Federation | None = None, **settings: Any) -> Watched:
+    """A run that has not started yet, in a new folder."""
+    assembly = ready(federation, **settings)
+    path = folder / f"run-{len(list(folder.iterdir()))}"
+    return Watched(assembly, Writer.create(path, assembly.config))
+
+
+def simulate(folder: Path, federation: Federation | None = None, **settings: Any) -> Watched:
+    """A run from beginning to end."""
+    run = watched(folder, federation, **settings)
+    run.run()
+    return run
+
+
+# ---- one client, the plain way ----
+
+
+def module_at(assembly: Assembly, row: Tensor) -> nn.Module:
+    """A module of its own with these parameters (for models without buffers)."""
+    module = copy.deepcopy(assembly.execution.training)
+    vector_to_parameters(row.clone(), module.parameters())
+    return module
+
+
+def vector_of(module: nn.Module) -> Tensor:
+    return parameters_to_vector(module.parameters()).detach().clone()
+
+
+def batches(assembly: Assembly, client: int, round: int, stream: str = "train") -> list[tuple[Tensor, Tensor]]:
+    """One client's mini-batches of a round; that these are right is the business of the tests of cohorts."""
+    alone = assembly.cohort.take([client])
+    return [(batch.x[0], batch.y[0]) for batch in alone.batches(round, stream=stream)]
+
+
+def trained(
+    assembly: Assembly,
+    client: int,
+    row: Tensor,
+    round: int,
+    *,
+    penalty: Callable[[Tensor], Tensor] | None = None,
+    stream: str = "train",
+    passes: int = 1,
+) -> Tensor:
+    """Local training of one client with torch.optim and autograd on the loss plus `penalty(w)`."""
+    module, local = module_at(assembly, row), assembly.config.local
+    kind = torch.optim.Adam if local.optimiser == "adam" else torch.optim.SGD
+    optimiser = kind(module.parameters(), lr=local.lr)
+    for _ in range(passes):
+        for x, y in batches(assembly, client, round, stream):
+            loss = nn.functional.cross_entropy(module(x), y)
+            if penalty is not None:
+                loss = loss + penalty(parameters_to_vector(module.parameters()))
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    return vector_of(module)
+
+
+def gradient(assembly: Assembly, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
+    """The gradient of the mean loss at a row, by autograd."""
+    module = module_at(assembly, row)
+    nn.functional.cross_entropy(module(x), y).backward()
+    return torch.cat([p.grad.reshape(-1) for p in module.parameters()])  # type: ignore[union-attr]
+
+
+def accuracy(assembly: Assembly, client: int, row: Tensor) -> float:
+    """A client's share of test samples that a row gets right."""
+    x, y = assembly.federation.clients[client].test
+    with torch.no_grad():
+        return float((module_at(assembly, row).eval()(x).argmax(1) == y).double().mean())
+
+
+def close(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> bool:
+    """Equal to a tolerance, elementwise, relative to the larger of one and the number."""
+    return a.shape == b.shape and bool(((a - b).abs() <= tolerance * b.abs().clamp(min=1)).all())
