@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -153,13 +152,20 @@ def compare(
 
     Runs that are already complete in `out` with the same settings are kept, unfinished ones are resumed: the same call
     again goes on where the last one ended. A table `methods.NAME` in the configuration is laid over it for that method.
+    `seeds`: how many, from the configuration's `seed` on, or which.
     """
     raw = merge(_table(config), settings)
     by_method: Settings = raw.pop("methods", {})
+    if not isinstance(by_method, Mapping):
+        raise ConfigError(
+            "`methods` in a configuration is a table of each method's settings, such as methods.fedamp.settings.sigma; "
+            "which methods are compared is said beside it (--methods)."
+        )
     for name in by_method:
         if name not in methods:
             raise ConfigError(f"There are settings for methods.{name}, but it is not among the methods compared.")
-    numbers = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    first = resolve({"seed": raw.get("seed", 0)}).seed
+    numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
     if not methods or not numbers:
         raise ConfigError("A comparison needs at least one method and one seed.")
     folder = Path(out)
@@ -168,13 +174,20 @@ def compare(
     for method in dict.fromkeys(methods):
         for seed in numbers:
             one = merge(merge(raw, by_method.get(method, {})), {"method": method, "seed": seed})
-            plans.append((method, seed, prepare(one, federation=federation, model=model)))
+            ready = prepare(one, federation=federation, model=model)
+            path = folder / f"{method.replace(':', '.')}-seed{seed}"
+            _refuse_other_settings(path, ready.config)
+            plans.append((method, seed, ready, path))
     runs = []
-    for method, seed, ready in plans:
-        path = folder / f"{method.replace(':', '.')}-seed{seed}"
+    for method, seed, ready, path in plans:
         told = listener(method, seed) if listener else None
         runs.append(_run_or_resume(ready, path, told, federation, model))
     return Results(runs, folder)
+
+
+def _refuse_other_settings(path: Path, config: Config) -> None:
+    if (path / "config.toml").exists() and Run(path).resolved() != config:
+        raise RunError(f"{path} holds a run with other settings; choose another folder with --out, or remove it.")
 
 
 def _run_or_resume(
@@ -185,12 +198,7 @@ def _run_or_resume(
     model: Callable[..., nn.Module] | None,
 ) -> Run:
     if (path / "config.toml").exists():
-        found = Run(path)
-        if found.resolved() != ready.config:
-            raise RunError(f"{path} holds a run with other settings; choose another folder with --out, or remove it.")
         return resume(path, federation=federation, model=model, listener=listener)
-    if path.exists() and not any(path.iterdir()):
-        shutil.rmtree(path)
     return start(ready, path, listener)
 
 

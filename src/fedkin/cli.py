@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import os
 import signal
 import sys
 from collections.abc import Iterator
@@ -12,11 +14,12 @@ from types import FrameType
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 
-from . import __version__, api, methods, options
+from . import __version__, api, comparison, methods, options
 from .assembly import Assembly
 from .engines.simulation import Diverged, Interrupted, Listener, MethodError
 from .errors import FedkinError
@@ -29,12 +32,20 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
 )
-out = Console()
-err = Console(stderr=True)
+
+
+def _console(stderr: bool = False) -> Console:
+    """On a terminal as wide as that; elsewhere lines are not broken, and tables have room."""
+    if (sys.stderr if stderr else sys.stdout).isatty():
+        return Console(stderr=stderr)
+    return Console(stderr=stderr, soft_wrap=True, width=int(os.environ.get("COLUMNS", "120")))
+
+
+out = _console()
+err = _console(stderr=True)
 
 FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
-WORDS = "A configuration file (TOML) and settings, as `key=value` or `--key value`; see `fedkin methods`."
-Words = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG.toml] [SETTINGS]…", help=WORDS)]
+Words = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG.toml] [SETTINGS]…", hidden=True)]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEMO = ("separate", "fedavg", "fedamp", "heurfedamp", "groups")
 
@@ -52,14 +63,14 @@ def demo(
         "[bold]Twenty silos, five groups that label the same digits differently.[/] Nobody is told the groups.\n"
         "One global model must fail here; a silo alone has too little data. Who finds its kin?\n"
     )
-    results = _compare({"data": {"name": "digits", "split": "relabelled"}}, list(DEMO), list(range(seeds)), folder)
+    results = _compare({"data": {"name": "digits", "split": "relabelled"}}, list(DEMO), seeds, folder)
     where = results.report(
         title="Silos that find their kin: handwritten digits, each group with its own labels",
         notes=["Under label skew alone the picture is another: see docs/when-collaboration-pays.md."],
     )
     _show(results)
-    xi = [r.summary["collaboration"]["within_group"] for r in results.runs if r.summary["method"] == "fedamp"]
-    out.print(f"\nFedAMP was not told the groups and put {min(xi):.0%} or more of its attention on its own group.")
+    kin = [r.summary["collaboration"]["within_group"] for r in results.runs if r.summary["method"] == "fedamp"]
+    out.print(f"\nFedAMP was not told the groups and put {min(kin):.0%} or more of its attention on its own group.")
     out.print(f"Report: [bold]{where.resolve()}[/]  (open it in a browser)")
     out.print(
         "Where groups do not disagree, broad collaboration pays instead: docs/when-collaboration-pays.md, or\n"
@@ -70,10 +81,16 @@ def demo(
 
 @app.command(context_settings=FREE)
 def run(words: Words = None, folder: Out = None) -> None:
-    """Run one method: `fedkin run --method fedamp --data digits --split relabelled --rounds 10`."""
+    """Run one method: `fedkin run --method fedamp --data digits --split relabelled --rounds 10`.
+
+    Settings are written `key=value`, `--key value` or `--key=value`;
+    they are laid over those of the configuration file, if one is given.
+    The config.toml that a run leaves lists them all, and
+    `fedkin methods NAME` explains those of a method.
+    """
     ready = api.prepare(options.parse(words or []))
     path = folder or api.free_folder(ready.config)
-    with _listening(ready.config.rounds) as listener:
+    with _listening(ready.config.rounds, path) as listener:
         finished = api.start(ready, path, listener)
     _show_run(finished)
 
@@ -83,14 +100,19 @@ def compare(
     chosen: Annotated[str, typer.Option("--methods", help="Methods, separated by commas.")],
     words: Words = None,
     seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 1,
-    seed: Annotated[int, typer.Option(min=0, help="The first seed.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="The first seed, 0 by default.", show_default=False)] = None,
     folder: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("runs/comparison"),
     figures: Annotated[str, typer.Option(help="Also write figures: png, pdf or both, with a comma.")] = "",
 ) -> None:
-    """Compare methods over seeds: a table, tests, and a report. The same command again goes on where it ended."""
+    """Compare methods over seeds: a table, tests, and a report. The same command again goes on where it ended.
+
+    Settings are written as for `fedkin run` and hold for all methods;
+    `methods.NAME.settings.key=value` is for one.
+    """
     formats = _formats(figures)
     names = [name.strip() for name in chosen.split(",") if name.strip()]
-    results = _compare(options.parse(words or [], several=names), names, list(range(seed, seed + seeds)), folder)
+    raw = options.parse(words or [], several=names)
+    results = _compare(raw if seed is None else raw | {"seed": seed}, names, seeds, folder)
     where = results.report()
     _show(results)
     if formats:
@@ -104,9 +126,10 @@ def resume(path: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
     """Go on with a run that was interrupted, from its last checkpoint."""
     found = Run(path)
     if found.complete:
+        _show_run(found)
         out.print(f"The run in {path} is complete; there is nothing to resume.")
         return
-    with _listening(found.resolved().rounds) as listener:
+    with _listening(found.resolved().rounds, path) as listener:
         finished = api.resume(path, listener=listener)
     _show_run(finished)
 
@@ -122,6 +145,10 @@ def report(
     runs = [Run(p) for path in paths for p in _run_folders(path)]
     place = runs[0].path if len(runs) == 1 else paths[0] if len(paths) == 1 else Path()
     results = api.Results(runs, place)
+    try:
+        comparison.by_method(runs)
+    except ValueError as error:  # they cannot stand side by side
+        raise FedkinError(str(error)) from None
     where = results.report(target or place / "report.html")
     if formats:
         for path in results.figures(where.parent / "figures", formats):
@@ -141,8 +168,8 @@ def methods_(name: Annotated[str | None, typer.Argument(help="A method, to see i
         out.print("Settings of one: `fedkin methods fedamp`. Your own: --method package.module:Class")
         return
     kind = methods.find(name)
-    out.print(f"[bold]{name}[/]: {(kind.__doc__ or '').strip()}\n", highlight=False)
-    table = Table("setting", "default", "meaning")
+    out.print(f"[bold]{name}[/]: {inspect.getdoc(kind) or ''}\n", highlight=False)
+    table = Table(Column("setting", no_wrap=True), Column("default", overflow="fold"), "meaning")
     for field, info in kind.model_fields.items():
         table.add_row(f"settings.{field}", json.dumps(info.default), info.description or "")
     out.print(table if kind.model_fields else "It has no settings of its own.")
@@ -175,8 +202,8 @@ def version(show: Annotated[bool, typer.Option("--version", help="Print the vers
 # ---- comparing ----
 
 
-def _compare(raw: dict[str, Any], names: list[str], seeds: list[int], folder: Path) -> api.Results:
-    total = len(dict.fromkeys(names)) * len(seeds)
+def _compare(raw: dict[str, Any], names: list[str], seeds: int, folder: Path) -> api.Results:
+    total = len(dict.fromkeys(names)) * seeds
     with _interruptible() as stop, _bar() as progress:
         task = progress.add_task("comparing", total=total, note="") if progress else None
         done = 0
@@ -189,9 +216,20 @@ def _compare(raw: dict[str, Any], names: list[str], seeds: list[int], folder: Pa
             else:
                 err.print(f"[{done + 1}/{total}] {label}", highlight=False)
             done += 1
-            return Listener(on_warning=lambda sentence: err.print(f"{label}: {sentence}", highlight=False), stop=stop)
 
-        results = api.compare(raw, methods=names, seeds=seeds, out=folder, listener=listener)
+            def on_round(record: dict[str, Any]) -> None:
+                if progress and task is not None:
+                    progress.update(task, note=f"{label}, round {record['round']}")
+
+            def on_warning(sentence: str) -> None:
+                err.print(f"{label}: {sentence}", highlight=False)
+
+            return Listener(on_round=on_round, on_warning=on_warning, stop=stop)
+
+        try:
+            results = api.compare(raw, methods=names, seeds=seeds, out=folder, listener=listener)
+        except Interrupted as error:
+            raise Interrupted(f"{error} The same command goes on from there.") from None
         if progress and task is not None:
             progress.update(task, completed=total, note="done")
     return results
@@ -199,16 +237,17 @@ def _compare(raw: dict[str, Any], names: list[str], seeds: list[int], folder: Pa
 
 def _show(results: api.Results) -> None:
     """The table in the terminal; the same rows as in the report."""
-    from .report import finding, p_text, score_text
+    from .report import finding, is_share, p_text, score_text
 
     rows = results.rows()
     metric = results.runs[0].summary["metric"]
     reference = next((r for r in rows if r.headline), rows[0])
     pairs = {p: t for t in results.tests() for p in ((t.first, t.second), (t.second, t.first))}
-    title = f"Best mean test {metric} over the rounds; {len(reference.seeds)} seed(s)"
-    table = Table("method:model", title=title, title_justify="left")
-    for head in ("mean", "worst client", "± clients", "± seeds", "last", "validated", f"p to {reference.name}"):
-        table.add_column(head, justify="right")
+    count = len(reference.seeds)
+    title = f"Best mean test {metric} over the rounds, {count} seed{'s' if count > 1 else ''}"
+    table = Table(Column("method:model", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+    for head in ("mean", "worst\nclient", "±\nclients", "±\nseeds", "last", "validated", "p"):
+        table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         test = pairs.get((reference.name, row.name))
         table.add_row(
@@ -219,8 +258,9 @@ def _show(results: api.Results) -> None:
         )
     out.print(table)
     out.print(
-        "Bold: the method's headline model. The best round is picked on test data, so it flatters every row alike;\n"
-        "`validated` is picked on validation data. p: Wilcoxon signed-rank over clients, two-sided, Holm's correction.",
+        "Headline models first (bold). The best round is picked on test data, which flatters every row alike; "
+        "`validated` is picked on validation data. p: Wilcoxon's signed-rank test over clients against "
+        f"{reference.name}, two-sided, with Holm's correction.",
         style="dim",
         highlight=False,
     )
@@ -229,13 +269,11 @@ def _show(results: api.Results) -> None:
     worse = results.worse_than_alone()
     for name, clients in worse.items():
         if clients:
-            listed = ", ".join(f"{c} ({(b - a) * 100:+.1f})" if _is_share(metric) else c for c, a, b in clients[:8])
+            share = is_share(metric)
+            listed = ", ".join(f"{c} {(b - a) * 100:+.1f}" if share else c for c, a, b in clients[:8])
             more = f" and {len(clients) - 8} more" if len(clients) > 8 else ""
-            out.print(f"Worse off with {name} than alone: {listed}{more}.", highlight=False)
-
-
-def _is_share(metric: str) -> bool:
-    return metric == "accuracy"
+            unit = " (points)" if share else ""
+            out.print(f"Worse off with {name} than alone{unit}: {listed}{more}.", highlight=False)
 
 
 def _show_run(finished: Run) -> None:
@@ -249,7 +287,7 @@ def _show_run(finished: Run) -> None:
         table.add_row(label, scores[0], str(m["bmta_round"]), *scores[1:])
     out.print(table)
     kin = summary["collaboration"]
-    if kin:
+    if kin and kin["within_group"] is not None:
         out.print(
             f"Within the known groups: {kin['within_group']:.1%} of the attention; "
             f"groups read off xi agree with adjusted Rand index {kin['adjusted_rand']:.2f}.",
@@ -268,7 +306,7 @@ def _run_folders(path: Path) -> list[Path]:
     finished = [p for p in inside if (p / "summary.json").exists()]
     if not finished:
         raise FedkinError(f"{path} is neither a run folder nor a folder of finished runs.")
-    for unfinished in set(inside) - set(finished):
+    for unfinished in sorted(set(inside) - set(finished)):
         err.print(f"{unfinished} is not finished and is left out; `fedkin resume {unfinished}` goes on with it.")
     return finished
 
@@ -300,7 +338,7 @@ def _bar() -> Iterator[Progress | None]:
 
 
 @contextmanager
-def _listening(rounds: int) -> Iterator[Listener]:
+def _listening(rounds: int, path: Path) -> Iterator[Listener]:
     """A listener that shows the rounds: a bar on a terminal, plain lines elsewhere (about forty of them)."""
     with _interruptible() as stop, _bar() as progress:
         task = progress.add_task("rounds", total=rounds, note="") if progress else None
@@ -310,7 +348,8 @@ def _listening(rounds: int) -> Iterator[Listener]:
             a = ready
             err.print(
                 f"{a.config.method} on {a.config.data.name} ({a.config.data.split}), {a.problem.known} clients, "
-                f"{a.problem.layout.parameters:,} parameters, {a.device.type}; {a.execution.name}: {a.reason}.",
+                f"{a.problem.layout.parameters:,} parameters, {a.device.type}; {a.execution.name}: {a.reason}. "
+                f"Writing to {path}.",
                 highlight=False,
             )
 
@@ -322,7 +361,10 @@ def _listening(rounds: int) -> Iterator[Listener]:
                 what = "final" if record.get("final") else f"round {record['round']}/{rounds}"
                 err.print(f"{what}  {note}  {record['seconds']:.2f} s", highlight=False)
 
-        yield Listener(on_start, on_round, lambda sentence: err.print(sentence, style="yellow"), stop)
+        try:
+            yield Listener(on_start, on_round, lambda sentence: err.print(sentence, style="yellow"), stop)
+        except Interrupted as error:
+            raise Interrupted(f"{error} Go on with `fedkin resume {path}`.") from None
 
 
 @contextmanager
@@ -332,7 +374,8 @@ def _interruptible() -> Iterator[Any]:
 
     def handler(number: int, frame: FrameType | None) -> None:
         nonlocal asked
-        if asked:
+        if asked:  # said here, as typer turns a KeyboardInterrupt into a silent exit code 130
+            err.print("Stopped at once. The last checkpoint stays: `fedkin resume` goes on from it.")
             raise KeyboardInterrupt
         asked = True
         err.print("\nStopping after this round and saving; once more stops at once (the last checkpoint stays).")
@@ -356,8 +399,5 @@ def main() -> None:
         err.print(f"fedkin: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
         sys.exit(1)
     except Interrupted as error:
-        err.print(f"{error} Go on with `fedkin resume`, or with the same `fedkin compare`.", soft_wrap=True)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        err.print("Stopped at once. The last checkpoint stays: `fedkin resume` goes on from it.", soft_wrap=True)
+        err.print(str(error), highlight=False, soft_wrap=True, markup=False)
         sys.exit(130)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -123,7 +124,10 @@ def resolve(raw: Mapping[str, Any], known_data: bool = True) -> Config:
         merged = merge(merged, layer)
     if "name" in raw.get("model", {}) and "settings" not in raw["model"]:
         merged["model"] = {"name": raw["model"]["name"]}  # another model does not take the data set's model's settings
-    merged["settings"] = _validated(method, merged.get("settings", {}), "settings").model_dump(mode="json")
+    try:
+        merged["settings"] = _validated(method, merged.get("settings", {}), "settings").model_dump(mode="json")
+    except ConfigError as error:
+        raise ConfigError(f"Method {shape.method!r}: {error}") from None
     config = _validated(Config, merged, "")
     assert isinstance(config, Config)
     return config
@@ -153,12 +157,15 @@ def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) 
                     f"{where}{key} is a table of settings ({', '.join(inner.model_fields)}), not {value!r}."
                 )
             _refuse_unknown(value, inner, f"{where}{key}.")
+        elif key == "settings" and not isinstance(value, Mapping):
+            raise ConfigError(f"{where}{key} is a table of settings, not {value!r}.")
 
 
-def unknown_key(key: str, known: Iterable[str]) -> str:
+def unknown_key(key: str, known: Iterable[str], also: Iterable[str] = ()) -> str:
+    """The sentence; `also` are further names that would be understood."""
     known = list(known)
-    near = difflib.get_close_matches(key, known, 1, 0.5)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
+    near = difflib.get_close_matches(key, [*known, *also], 1, 0.5)
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known) or 'none'}."
     return f"There is no setting {key!r}. {hint}"
 
 
@@ -208,6 +215,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ConfigError(f"There is no configuration file {path}.") from None
+    except OSError as error:
+        raise ConfigError(f"The configuration file {path} cannot be read: {error.strerror}.") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from None
 
@@ -235,8 +244,7 @@ def _value(value: object) -> str:
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
-        return f'"{escaped}"'
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # JSON's escapes are TOML's
     if isinstance(value, list | tuple):
         return "[" + ", ".join(_value(v) for v in value) + "]"
     raise ConfigError(f"A value of type {type(value).__name__} cannot be written to a configuration file: {value!r}.")

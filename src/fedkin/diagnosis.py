@@ -23,7 +23,7 @@ class Check:
 
 def diagnose() -> Iterator[Check]:
     yield Check("Python", platform.python_version())
-    yield Check("torch", f"{torch.__version__}, {torch.get_num_threads()} threads of {os.cpu_count()} cores")
+    yield Check("torch", f"{torch.__version__}, uses {torch.get_num_threads()} of {os.cpu_count()} cores")
     if torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         yield Check("GPU", f"{torch.cuda.get_device_name()}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free")

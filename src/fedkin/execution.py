@@ -254,10 +254,12 @@ def choose(module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor, 
     if random_layers:
         return Choice(plain, "the model has layers that draw random numbers (such as dropout)", True)
     stacked = Stacked(module, layout, loss, x.device)
-    trouble = _trouble(stacked, plain, module, x, y)
+    probe, x, y = _in_double_precision(module, x, y)
+    trouble = _trouble(probe, layout, loss, x, y)
     if trouble:
         return Choice(plain, trouble)
-    stacked.pads = loss.per_sample and not has_batch_statistics(module) and _padding_is_exact(stacked, module, x, y)
+    exact = loss.per_sample and not has_batch_statistics(module)
+    stacked.pads = exact and _padding_is_exact(Stacked(probe, layout, loss, x.device), probe, x, y)
     if wanted == "stacked":
         return Choice(stacked, "asked for")
     if wanted == "one-by-one":
@@ -273,9 +275,22 @@ def _pair(layout: Layout, module: nn.Module, x: Tensor) -> Tensor:
     return torch.stack([row, row * 1.01])
 
 
-def _trouble(stacked: Stacked, plain: OneByOne, module: nn.Module, x: Tensor, y: Tensor) -> str | None:
+def _in_double_precision(module: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Tensor, Tensor]:
+    """Model and samples in float64, where a GPU's TF32 cannot be taken for a difference; as they are if that fails."""
+    twin = copy.deepcopy(module).double()
+    wide, target = (t.double() if t.is_floating_point() else t for t in (x, y))
+    try:
+        with torch.no_grad():
+            copy.deepcopy(twin).to(x.device).eval()(wide)
+    except RuntimeError:  # a model with float32 constants of its own
+        return module, x, y
+    return twin, wide, target
+
+
+def _trouble(module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor) -> str | None:
     """Why this model cannot be stacked: a sentence's end, or None."""
-    W = _pair(stacked.layout, module, x)
+    plain, stacked = OneByOne(module, layout, loss, x.device), Stacked(module, layout, loss, x.device)
+    W = _pair(layout, module, x)
     batch = Batch(torch.stack([x, x.flip(0)]), torch.stack([y, y.flip(0)]), [len(x)] * 2)
     expected = (*plain.grad(W, batch), plain.outputs(W, batch.x))
     try:
@@ -303,5 +318,5 @@ def _padding_is_exact(stacked: Stacked, module: nn.Module, x: Tensor, y: Tensor)
 
 def _close(a: Tensor, b: Tensor) -> bool:
     """Equal to rounding, measured against the size of the whole."""
-    tolerance = 1e-3 if a.dtype != torch.float64 else 1e-9
+    tolerance = 1e-2 if a.dtype != torch.float64 else 1e-6
     return bool((a - b).norm() <= tolerance * a.norm() + torch.finfo(a.dtype).tiny)

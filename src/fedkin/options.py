@@ -25,8 +25,8 @@ def parse(words: Sequence[str], several: Iterable[str] = ()) -> dict[str, Any]:
     raw: dict[str, Any] = {}
     for file in files:
         raw = merge(raw, read_toml(file))
-    given = dict(pairs)
-    chosen = list(several) or [given.get("method") or str(raw.get("method", Config().method))]
+    given = {key: _value(text) for key, text in pairs}
+    chosen = list(several) or [str(given.get("method", raw.get("method", Config().method)))]
     known = paths(chosen)
     for key, text in pairs:
         raw = merge(raw, _nested(_full(key, known), _value(text)))
@@ -78,7 +78,10 @@ def _full(key: str, known: list[str]) -> str:
         return ends[0]
     if ends:
         raise ConfigError(f"The setting {key!r} could be {' or '.join(ends)}; write it in full.")
-    raise ConfigError(unknown_key(key, [*known, *SHORT, *(p.rpartition(".")[2] for p in known)]))
+    inside = [path for path in known if path.startswith(f"{key}.")]
+    if inside:
+        raise ConfigError(f"{key!r} is a table; its settings are {', '.join(inside)}.")
+    raise ConfigError(unknown_key(key, known, [*SHORT, *(path.rpartition(".")[2] for path in known)]))
 
 
 def _value(text: str) -> Any:

@@ -109,10 +109,13 @@ class Writer:
     @staticmethod
     def create(path: Path, config: Config) -> Writer:
         """A new run folder; refused where another run, or anything else, already is."""
-        if path.exists() and (not path.is_dir() or any(path.iterdir())):
-            what = "holds another run" if (path / "config.toml").exists() else "is not empty"
-            raise RunError(f"{path} {what}; choose another folder with --out, or remove it.")
-        path.mkdir(parents=True, exist_ok=True)
+        taken = _taken(path)
+        if taken:
+            raise RunError(f"{path} {taken}; choose another folder with --out, or remove it.")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RunError(f"The folder {path} cannot be made: {error.strerror}. Choose another with --out.") from None
         replace_file(path / "config.toml", to_toml(config.model_dump(mode="json")).encode())
         return Writer(path)
 
@@ -132,6 +135,12 @@ class Writer:
             if record["round"] > round or record.get("final"):
                 break
             kept.append(record)
+        told = kept[-1]["round"] if kept else 0
+        if told < round:
+            raise RunError(
+                f"The checkpoint in {self.path} is of round {round}, but the whole lines of rounds.jsonl end with "
+                f"round {told}. Remove {self.checkpoint} to start from round 1."
+            )
         text = "".join(json.dumps(r, allow_nan=False) + "\n" for r in kept)
         replace_file(self.path / "rounds.jsonl", text.encode())
         for file in (self.path / "collaboration").glob("round-*.npy"):
@@ -159,6 +168,18 @@ class Writer:
     def summary(self, summary: Mapping[str, Any]) -> None:
         text = json.dumps(_plain(summary), indent=2, allow_nan=False)
         replace_file(self.path / "summary.json", text.encode())
+
+
+def _taken(path: Path) -> str:
+    """Why a new run cannot be put here; empty where it can."""
+    if not path.exists():
+        return ""
+    if not path.is_dir():
+        return "is not a folder"
+    if (path / "config.toml").exists():
+        return "holds another run"
+    # A config.toml.new alone is what a run leaves that was killed before it began.
+    return "is not empty" if {p.name for p in path.iterdir()} - {"config.toml.new"} else ""
 
 
 def _plain(value: Any) -> Any:
@@ -217,10 +238,16 @@ class Run:
     def summary(self) -> dict[str, Any]:
         if not self.complete:
             raise RunError(f"The run in {self.path} is not finished; continue it with `fedkin resume {self.path}`.")
+        path = self.path / "summary.json"
         try:
-            return json.loads((self.path / "summary.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
-        except json.JSONDecodeError as error:
-            raise RunError(f"{self.path / 'summary.json'} is damaged: {error}.") from None
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(found, dict) or "models" not in found:
+                raise ValueError("it is not a summary")
+            return found
+        except ValueError as error:
+            raise RunError(
+                f"{path} is damaged ({error}); remove it, and `fedkin resume {self.path}` writes it again."
+            ) from None
 
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
@@ -248,8 +275,9 @@ class Run:
         """A client's saved model: named tensors, and what they are."""
         path = self.path / "models" / f"{file_name(client)}.safetensors"
         if not path.exists():
-            have = ", ".join(self.summary["clients"][:8])
-            raise RunError(f"There is no model of a client {client!r} in {self.path}; clients are {have} ….")
+            names = self.summary["clients"]
+            have = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+            raise RunError(f"There is no model of a client {client!r} in {self.path}; clients are {have}.")
         with safe_open(path, "pt") as file:
             about = json.loads((file.metadata() or {}).get("fedkin", "{}"))
             return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
@@ -257,6 +285,8 @@ class Run:
     def scores(self, model: str | None = None, part: str = "test") -> NDArray[np.float64]:
         """(rounds, clients) scores of a model (the headline) on test or validation data, the closing line last."""
         name = model or self.summary["headline"]
+        if name not in self.summary["models"]:
+            raise RunError(f"The run has no model {name!r}; it has {', '.join(self.summary['models'])}.")
         lines = [r["models"][name] for r in self.rounds if not r.get("novel")]
         vectors = [r["clients"] if part == "test" else (r["validation"] or {}).get("clients", []) for r in lines]
         return np.array(vectors, dtype=np.float64)

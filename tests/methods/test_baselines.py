@@ -117,9 +117,7 @@ def test_the_collaboration_of_groups_is_what_their_averages_weigh(tmp_path: Path
 
 
 def test_a_group_nobody_of_whom_took_part_keeps_its_model(tmp_path: Path) -> None:
-    run = simulate(
-        tmp_path, toy((13, 9, 8, 6, 5, 4), GROUPS), method="groups", participation={"sample": 0.3}, rounds=5
-    )
+    run = simulate(tmp_path, toy((13, 9, 8, 6, 5, 4), GROUPS), method="groups", participation={"sample": 0.3}, rounds=5)
     idle = 0
     for k in range(1, 6):
         before = run.servers[k - 1].models if k > 1 else run.problem.initial.expand(3, -1)

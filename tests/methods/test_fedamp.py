@@ -103,7 +103,10 @@ def follows(run: Watched, history: dict[int, dict[str, Tensor]]) -> None:
 
 
 CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
-    "fixed": ({"sigma": 0.7, "weight_on_others": 0.6, "beta": 0.4}, {"sigma": 0.7, "tau": [0.6] * 4, "beta": [0.4] * 4}),
+    "fixed": (
+        {"sigma": 0.7, "weight_on_others": 0.6, "beta": 0.4},
+        {"sigma": 0.7, "tau": [0.6] * 4, "beta": [0.4] * 4},
+    ),
     "automatic": ({"beta": 0.4}, {"beta": [0.4] * 4}),
     "a client's own": (
         {

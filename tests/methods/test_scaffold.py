@@ -1,4 +1,4 @@
-"""SCAFFOLD against its equations in plain loops; its control variates stay what they should be when messages get lost."""
+"""SCAFFOLD against its equations in plain loops, also where clients are sampled and uploads get lost."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_with_batchnorm_k_counts_the_steps_taken_and_statistics_are_averaged_wha
     "local", [{"optimiser": "adam"}, {"momentum": 0.9}, {"weight_decay": 1e-4}, {"clip": 1.0}], ids=str
 )
 def test_anything_but_plain_sgd_is_refused_with_a_sentence(local: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="SCAFFOLD needs plain SGD: set local.optimiser = 'sgd'"):
+    with pytest.raises(ConfigError, match=r"SCAFFOLD needs plain SGD: set local\.optimiser = 'sgd'"):
         ready(method="scaffold", local=local)
 
 
