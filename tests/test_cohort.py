@@ -610,6 +610,32 @@ def test_dropout_is_drawn_anew_for_every_name_round_stream_and_step() -> None:
     assert drawn(cohort, 1, "train", 0) == found[0]
 
 
+# Two models whose outputs are mixed
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("network", ["mlp", "batch-norm", "frozen"])
+def test_the_gradients_of_mixed_outputs_are_those_of_two_modules(network: str, way: str) -> None:
+    """Of the loss of alpha v(x) + (1 - alpha) w(x), for v and for w; the running statistics of both move."""
+    cohort, start, module = made(network, way=way)
+    layout, d = cohort.layout, cohort.layout.parameters
+    V, W = start * 1.1, start * 0.9
+    alpha = torch.linspace(0.2, 0.8, len(cohort), dtype=torch.float64)
+    pairs = [[layout.load(copy.deepcopy(module), row).train() for row in rows] for rows in zip(V, W, strict=True)]
+    for batch in cohort.batches(1, epochs=1):
+        of_v, of_w = cohort.mixed_grad(V, W, alpha, batch)
+        for i, count in enumerate(batch.counts):
+            v, w = pairs[i]
+            x, y = batch.x[i, :count], batch.y[i, :count]
+            loss = F.cross_entropy(alpha[i] * v(x) + (1 - alpha[i]) * w(x), y)
+            trained = [p for m in (v, w) for p in m.parameters() if p.requires_grad]
+            expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, trained)])
+            assert_same(torch.cat([of_v[i], of_w[i]])[None], expected[None])
+    for rows, at in ((V, 0), (W, 1)):
+        assert_weights_and_statistics_same(cohort, rows, torch.stack([layout.row(p[at]) for p in pairs]))
+    assert torch.equal(V[:, :d], start[:, :d] * 1.1)
+
+
 # The gradient over everything
 
 

@@ -82,6 +82,7 @@ class Config(_Strict):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     execution: Literal["auto", "stacked", "one-by-one"] = "auto"
     chunk: Annotated[int, Field(ge=0, description="clients trained at once; 0: as many as memory allows")] = 0
+    threads: Annotated[int, Field(ge=0, description="CPU threads; 0: one where models are small, else torch's")] = 0
     precision: Literal["float32", "float64"] = "float32"
     on_divergence: Annotated[
         Literal["continue", "stop"], Field(description="when a client's training is no longer finite")

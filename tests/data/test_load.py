@@ -67,7 +67,7 @@ def test_groups_have_60_to_20_training_and_25_test_samples_a_client(split):
         assert own == round(0.8 * client.samples), "four fifths are of the group's two digits"
 
 
-def test_relabelled_data_are_the_practical_ones_said_in_other_words():
+def test_each_group_moves_its_labels_by_the_shift_that_was_asked_for():
     for shift in (2, 3):
         for client in load("digits", "relabelled", shift=shift).clients:
             digits = [DIGIT[k] for k in pictures(client)[0]]
