@@ -11,6 +11,7 @@ import pytest
 import fedkin
 
 SEEDS = 5
+pytestmark = pytest.mark.xdist_group("digits")  # one process makes the runs, and all tests read them
 
 
 @pytest.fixture(scope="module")
