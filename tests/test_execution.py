@@ -349,6 +349,11 @@ def test_one_sample_is_too_few_to_trust_padding() -> None:
     assert choice.execution.name == "one-by-one" or not choice.execution.pads
 
 
+def test_two_samples_are_enough_to_choose_for_a_model_with_batch_statistics() -> None:
+    """Which a probe with a batch of one would break."""
+    assert chosen("batch-norm", b=2).execution.name == "stacked"
+
+
 def scalar(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, label_smoothing=0.1)
 

@@ -194,6 +194,16 @@ def test_going_back_to_a_round_drops_what_came_after_it(tmp_path):
     assert Run(writer.path).recorded == []
 
 
+def test_what_a_kill_left_half_written_does_not_pile_up(tmp_path):
+    """safetensors writes to .tmpXXXXXX first, which may be as large as all clients' weights."""
+    run = unfinished(tmp_path / "run")
+    (run.path / "models").mkdir()
+    for name in ("checkpoint/.tmpCFXxlQ", "checkpoint/state.safetensors.new", "models/.tmpAbCdEf"):
+        (run.path / name).write_bytes(b"half")
+    api.resume(run.path)
+    assert not [p for p in run.path.rglob("*") if p.name.startswith(".") or p.name.endswith(".new")]
+
+
 def test_a_checkpoint_later_than_the_lines_is_refused(tmp_path):
     """Lines that were lost cannot be written again: the run would have a hole."""
     run = unfinished(tmp_path / "run")

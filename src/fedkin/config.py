@@ -166,7 +166,9 @@ def unknown_key(key: str, known: Iterable[str], also: Iterable[str] = ()) -> str
     """The sentence; `also` are further names that would be understood."""
     known = list(known)
     near = difflib.get_close_matches(key, [*known, *also], 1, 0.5)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known) or 'none'}."
+    if not known:
+        return f"There is no setting {key!r}, nor any other here."
+    hint = f"Did you mean {near[0]!r}?" if near else f"Known are {', '.join(known)}."
     return f"There is no setting {key!r}. {hint}"
 
 

@@ -146,6 +146,9 @@ class Writer:
         for file in (self.path / "collaboration").glob("round-*.npy"):
             if int(file.stem.removeprefix("round-")) > round:
                 file.unlink()
+        for folder in ("checkpoint", "models"):
+            for half in (self.path / folder).glob(".tmp*"):  # where safetensors was writing when the run was killed
+                half.unlink()
         return kept
 
     def collaboration(self, round: int, xi: Tensor) -> None:

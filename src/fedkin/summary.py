@@ -57,7 +57,7 @@ def summarise(
         "seconds": sum(r["seconds"] for r in lines),
         "peak_bytes": peak_bytes,
         "parameters": problem.layout.parameters,
-        "execution": {"way": a.execution.name, "reason": a.reason},
+        "execution": {"way": a.execution.name},
         "versions": versions(),
         "commit": commit(),
         "device": device_name(a.device),
