@@ -88,12 +88,12 @@ def assemble(
     _refuse_what_no_one_can_average(module)
     module = module.to(dtype)
     layout = Layout.of(module)
+    if config.local.nesterov and not config.local.momentum:
+        raise ConfigError("local.nesterov = true needs a momentum: set local.momentum, for example to 0.9.")
     if layout.parameters == 0:
         raise models.ModelError("The model has no parameter that could be trained.")
-    if config.local.batch_size == 1 and has_batch_statistics(module):
-        raise ConfigError(
-            "local.batch_size = 1 cannot be with BatchNorm: a single sample has no statistics. Take 2 or more."
-        )
+    if has_batch_statistics(module):
+        _check_batch_statistics(config, everyone)
 
     parts = [(_cast(c.train[0], dtype), _cast(c.train[1], dtype)) for c in everyone.clients]
     held = [c.validation or (c.train[0][:0], c.train[1][:0]) for c in everyone.clients]
@@ -130,9 +130,6 @@ def assemble(
         groups=None if everyone.groups is None else everyone.groups.to(device),
         graph=None if everyone.graph is None else everyone.graph.to(device),
     )
-    if cohort.merge_single and min(cohort.samples) < 2:
-        lone = everyone.names[cohort.samples.index(min(cohort.samples))]
-        raise FederationError(f"Client {lone!r} has one training sample, and the model's BatchNorm needs at least two.")
     try:
         method.check(problem, config.local)
     except ValueError as error:
@@ -189,6 +186,16 @@ def _class_weights(
     if len(wanted) != task.outputs or min(wanted) < 0 or max(wanted) == 0:
         raise ConfigError(f"local.class_weights needs {task.outputs} numbers of at least 0, one a class, not all 0.")
     return torch.tensor([wanted] * len(federation), device=device, dtype=dtype)
+
+
+def _check_batch_statistics(config: Config, federation: Federation) -> None:
+    if config.local.batch_size == 1:
+        raise ConfigError(
+            "local.batch_size = 1 cannot be: a single sample has no statistics for BatchNorm. Take 2 or more."
+        )
+    for client in federation.clients:
+        if client.samples < 2:
+            raise FederationError(f"Client {client.name!r} has one training sample, and BatchNorm needs at least two.")
 
 
 def _refuse_what_no_one_can_average(module: nn.Module) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from . import streams
-from .execution import Batch, Execution
+from .execution import Batch, Execution, batch_weights
 from .optimisers import Local, Optimiser
 from .state import State
 from .task import Metric, Task
@@ -142,7 +142,8 @@ class Cohort:
         With `steps`, every client takes that many batches, starting over as often as needed.
         """
         size = size or self.local.batch_size
-        index, counts = self._schedule(round, stream, epochs or self.local.epochs, size, steps)
+        passes = self.local.epochs if epochs is None else epochs
+        index, counts = self._schedule(round, stream, passes, size, steps)
         index = index.to(self.train.x.device, non_blocking=True)
         for step, active in enumerate(counts):
             k = len(active)
@@ -165,7 +166,9 @@ class Cohort:
         What follows a short batch repeats its first sample.
         """
         per_pass = [self.steps_of(n, size) for n in self.samples]
-        totals = [steps or epochs * s for s in per_pass]
+        totals = [epochs * s if steps is None else steps for s in per_pass]
+        if sorted(totals, reverse=True) != totals:
+            raise ValueError("Clients of a cohort have to be sorted by falling number of samples; these are not.")
         width = min(size + self.merge_single, max(self.samples))
         index = torch.zeros(max(totals), len(self), width, dtype=torch.int64)
         counts: list[list[int]] = [[] for _ in range(max(totals))]
@@ -246,7 +249,7 @@ class Cohort:
     ) -> Tensor:
         """Local training from rows W (m, D); returns new rows. `extra(w, k)` is added to the first k gradients."""
         W = W.clone()
-        main = stream == "train"
+        main = stream == "train" and optimiser is None
         optimiser = optimiser or self.optimiser(W, self.carried if main else None)
         lr = self.lr(round)
         for batch in self.batches(round, stream=stream, epochs=epochs):
@@ -261,47 +264,55 @@ class Cohort:
     def full_grad(self, W: Tensor, round: int) -> Tensor:
         """(m, d) gradients over all of each client's training samples at once (in passes of a batch)."""
         W, total = W.clone(), W.new_zeros(len(self), self.layout.parameters)
-        n = torch.tensor(self.samples, dtype=W.dtype, device=W.device)
+        weight = W.new_zeros(len(self), 1)
         for batch in self.batches(round, stream="full", epochs=1):
-            share = torch.tensor(batch.counts, dtype=W.dtype, device=W.device) / n[: len(batch)]
-            total[: len(batch)] += self.grad(W, batch) * share[:, None]
-        return total
+            share = batch_weights(batch, W).sum(1, keepdim=True)
+            total[: len(batch)] += self.grad(W, batch) * share
+            weight[: len(batch)] += share
+        return total / weight
 
 
 # ---- evaluation ----
 
 NUMBERS_AT_ONCE = 1 << 24
 """Input numbers of one evaluation pass; bounds its memory."""
+SAMPLES_AT_ONCE = 256
+"""Samples of a client in one evaluation pass; clients that have no more are left out of the next."""
 
 
 def evaluate(execution: Execution, samples: Samples, model: Model, metric: Metric) -> Tensor:
-    """(m,) each client's metric on its own samples; NaN for a client without samples. Padding is dropped again."""
+    """(m,) each client's metric on its own samples; NaN for a client without samples. Padding does not count."""
     m, longest = len(samples), max(samples.counts, default=0)
-    counts = torch.tensor(samples.counts)
-    scores = torch.full((m,), torch.nan, dtype=torch.float64)
-    if longest == 0:
-        return scores
-    width = max(1, min(longest, NUMBERS_AT_ONCE // max(1, m * samples.x[0].numel())))
-    positions = torch.arange(longest)
-    index = torch.tensor(samples.starts)[:, None] + torch.minimum(positions, (counts - 1).clamp(min=0)[:, None])
-    index = index.clamp(max=len(samples.y) - 1).to(samples.x.device)
-    kept: list[Tensor] = []
+    sums = torch.zeros(m, dtype=torch.float64)
+    kept: list[list[Tensor]] = [[] for _ in range(m)]
+    width = max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // max(1, m * samples.x[:1].numel())))
     for at in range(0, longest, width):
-        chosen = index[:, at : at + width]
-        x = samples.x[chosen]
-        outputs = model.outputs(execution, x) if isinstance(model, Predictor) else execution.outputs(model, x)
+        active = [i for i, n in enumerate(samples.counts) if n > at]
+        counts = torch.tensor([samples.counts[i] for i in active])[:, None]
+        positions = torch.arange(at, min(at + width, longest))
+        index = torch.tensor([samples.starts[i] for i in active])[:, None] + torch.minimum(positions, counts - 1)
+        index = index.to(samples.x.device)
+        outputs = _outputs(execution, model, active if len(active) < m else None, samples.x[index])
         if metric.per_sample:
-            values = metric.function(outputs.flatten(0, 1), samples.y[chosen].flatten(0, 1))
-            kept.append(values.view(m, -1).double().cpu())
+            values = metric.function(outputs.flatten(0, 1), samples.y[index].flatten(0, 1))
+            values = values.view(len(active), -1).double().cpu()
+            sums[active] += torch.where(positions < counts, values, 0.0).sum(1)
         else:
-            kept.append(outputs.cpu())
-    joined = torch.cat(kept, dim=1)
-    for i, n in enumerate(samples.counts):
-        if n == 0:
-            continue
-        if metric.per_sample:
-            scores[i] = joined[i, :n].mean()
-        else:
-            value = metric.function(joined[i, :n], samples.y[index[i, :n]].cpu())
+            for j, i in enumerate(active):
+                kept[i].append(outputs[j, : samples.counts[i] - at].cpu())
+    if metric.per_sample:
+        return sums / torch.tensor(samples.counts, dtype=torch.float64)  # 0 / 0 is NaN: nothing to score
+    scores = torch.full((m,), torch.nan, dtype=torch.float64)
+    for i, (start, n) in enumerate(zip(samples.starts, samples.counts, strict=True)):
+        if n:
+            value = metric.function(torch.cat(kept[i]), samples.y[start : start + n].cpu())
             scores[i] = torch.as_tensor(value, dtype=torch.float64).mean()
     return scores
+
+
+def _outputs(execution: Execution, model: Model, clients: list[int] | None, x: Tensor) -> Tensor:
+    """(k, b, ...) outputs of some clients' models, of all by default."""
+    if isinstance(model, Predictor):
+        chosen = model if clients is None else model.take(torch.tensor(clients, device=x.device))
+        return chosen.outputs(execution, x)
+    return execution.outputs(model if clients is None else model[clients], x)

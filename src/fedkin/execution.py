@@ -87,6 +87,9 @@ class _Executor:
         self.counters = {name: start.to(device) for name, start in layout.counters}
         self.buffered = layout.size > layout.parameters
 
+    def _evaluate(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
+        return functional_call(self.evaluating, {**tensors, **self.counters}, (x,))  # type: ignore[no-any-return]
+
     @cached_property
     def mixture(self) -> Self:
         module = Mixture(self.training)
@@ -106,7 +109,7 @@ class OneByOne(_Executor):
         rest = W[:k, d:].clone() if self.buffered else None
         for i, count in enumerate(batch.counts):
             trained = {n: t.requires_grad_() for n, t in self.layout.trained(W[i].detach()).items()}
-            fixed = self.layout.rest(W[i].detach().clone()) if self.buffered else {}
+            fixed = {n: t.clone() for n, t in self.layout.rest(W[i].detach()).items()}
             counters = {n: c.clone() for n, c in self.counters.items()}
             weight = None if batch.weight is None else batch.weight[i, :count]
             with torch.enable_grad(), _stream(batch, i, W.device):
@@ -124,10 +127,7 @@ class OneByOne(_Executor):
     def outputs(self, W: Tensor, x: Tensor) -> Tensor:
         with torch.no_grad():
             return torch.stack(
-                [
-                    functional_call(self.evaluating, {**self.layout.tensors(row), **self.counters}, (samples,))
-                    for row, samples in zip(W, x, strict=True)
-                ]
+                [self._evaluate(self.layout.tensors(w), samples) for w, samples in zip(W, x, strict=True)]
             )
 
 
@@ -153,16 +153,13 @@ class Stacked(_Executor):
         # From `given`: a buffer that was assigned to, not written into, is new there.
         return self.loss(outputs, y, weight), {n: given[n] for n in rest}
 
-    def _evaluate(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
-        return functional_call(self.evaluating, {**tensors, **self.counters}, (x,))  # type: ignore[no-any-return]
-
     def grad(self, W: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
         k = len(batch)
         sizes = sorted(set(batch.counts))
         if len(sizes) == 1:
             return self._call(W[:k], batch, None if batch.weight is None else batch.weight[:, : sizes[0]])
         if self.pads:
-            return self._call(W[:k], batch, _weights(batch, W))
+            return self._call(W[:k], batch, batch_weights(batch, W))
         d = self.layout.parameters
         G, losses = W.new_empty(k, d), W.new_empty(k)
         rest = W.new_empty(k, self.layout.size - d) if self.buffered else None
@@ -187,7 +184,7 @@ class Stacked(_Executor):
             return self._forward(self.layout.tensors(W), x)
 
 
-def _weights(batch: Batch, like: Tensor) -> Tensor:
+def batch_weights(batch: Batch, like: Tensor) -> Tensor:
     """(k, b) weights in which padding weighs nothing."""
     counts = torch.tensor(batch.counts, device=batch.x.device)
     real = (torch.arange(max(batch.counts), device=batch.x.device) < counts[:, None]).to(like.dtype)

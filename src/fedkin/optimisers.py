@@ -86,7 +86,8 @@ class Optimiser:
             second.mul_(beta2).addcmul_(G, G, value=1 - beta2)
             size = (lr / (1 - beta1**steps)).to(W.dtype)
             root = (1 - beta2**steps).sqrt().to(W.dtype)
-            w.addcdiv_(first * size, (second.sqrt() / root).add_(local.eps), value=-1.0)
+            # G is done with and takes the denominator, so that a step needs no further memory of W's size.
+            w.addcdiv_(first, torch.sqrt(second, out=G).div_(root).add_(local.eps).div_(size), value=-1.0)
         elif local.momentum:
             velocity = self.state.momentum[:k]
             velocity.mul_(local.momentum).add_(G)
