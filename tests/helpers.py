@@ -20,7 +20,7 @@ from fedkin.config import merge
 from fedkin.engines.simulation import Listener, Simulation
 from fedkin.federation import Client, Federation, Problem
 from fedkin.runs import Run, Writer
-from fedkin.state import Message, State, Upload
+from fedkin.state import Message, State
 from fedkin.task import Task
 
 SIZES = (13, 9, 6, 4)
@@ -96,19 +96,15 @@ class Watched(Simulation):
         self.sent[round] = (clients, copied(message))
         return message
 
-    def _score(self, scores: Any, clients: list[int], message: Message, round: int) -> dict[str, Model]:
-        models = super()._score(scores, clients, message, round)
+    def _score(self, clients: list[int], message: Message, round: int) -> dict[str, Model]:
+        models = super()._score(clients, message, round)
         self.scored[round] = (clients, models)
         return models
 
-    def _lost(self, client: int, round: int, upload: Upload) -> bool:
-        lost = super()._lost(client, round, upload)
-        if lost:
-            self.lost[round].add(client)
-        return lost
-
     def _round(self, round: int) -> None:
         super()._round(round)
+        if round >= 1 and self.lines[round]["bytes_up"]:
+            self.lost[round] |= {c for c in self.took_part(round) if self.attendance.loses(c, round)}
         self.servers[round], self.memories[round] = copied(self.server), copied(self.memory)
         self.holds[round] = dict(self.held)
 

@@ -13,6 +13,7 @@ from .cohort import Cohort, Samples
 from .config import Config, ConfigError
 from .execution import Choice, OneByOne, Stacked, choose, has_batch_statistics
 from .federation import Federation, FederationError, Problem
+from .machine import chosen_device
 from .method import Method
 from .task import Task, class_weights, loss_named, metric_named
 from .weights import Layout
@@ -143,12 +144,6 @@ def assemble(
 def load_federation(config: Config) -> Federation:
     settings = config.data.model_dump(exclude={"name", "split", "validation"})
     return data.load(config.data.name, config.data.split, seed=config.seeds[0], **settings)
-
-
-def chosen_device(wanted: str) -> torch.device:
-    if wanted == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device = 'cuda' was asked for, but torch sees no GPU here. Take device = 'cpu' or 'auto'.")
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def _task(task: Task, config: Config, loss: Function | None, metric: Function | None) -> Task:

@@ -13,6 +13,7 @@ import torch
 from . import statistics
 from .assembly import Assembly
 from .cohort import Model
+from .machine import device_name
 from .runs import read_lines
 
 
@@ -106,7 +107,3 @@ def commit() -> str | None:
         return None
     inside = "site-packages" not in source.parts
     return asked.stdout.strip() or None if asked.returncode == 0 and inside else None
-
-
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .. import streams
+from .. import machine, streams
 from ..assembly import Assembly
-from ..cohort import Model, Predictor, evaluate
+from ..cohort import Model, Predictor
 from ..federation import Problem
 from ..optimisers import Optimiser
 from ..runs import Checkpoint, Writer
 from ..state import Memory, Message, State, Upload
 from ..summary import summarise
+from .participation import Attendance
+from .scores import Scores
 
 SMALL = 1 << 21
 """Weights of all clients together up to which one CPU thread is faster than two (measured: the digits' MLP)."""
@@ -48,14 +47,6 @@ class Listener:
     stop: Callable[[], bool] = lambda: False
 
 
-@dataclass
-class Scores:
-    """Each model's latest score of each client, on test and on validation data."""
-
-    test: dict[str, Tensor] = field(default_factory=dict)
-    validation: dict[str, Tensor] = field(default_factory=dict)
-
-
 class Simulation:
     """One run of one method in this process."""
 
@@ -65,7 +56,8 @@ class Simulation:
         self.config, self.method = assembly.config, assembly.method
         self.problem = assembly.known_problem()
         self.seed = self.config.seeds[2]
-        self.scores = Scores()
+        self.scores = Scores(assembly)
+        self.attendance = Attendance(self.config.participation, self.problem.names, self.seed)
         self.best: tuple[int, float] | None = None
         self.saved_at, self.save_cost = time.monotonic(), 0.0
         self.held: dict[int, Memory] = {}
@@ -75,7 +67,7 @@ class Simulation:
 
     def run(self, checkpoint: Checkpoint | None = None) -> None:
         """From the start, or from a checkpoint; ends with a summary on disk."""
-        with _threads(self.config.threads or self._threads_that_pay()):
+        with machine.threads(self.config.threads or self._threads_that_pay()):
             self._run(checkpoint)
 
     def _threads_that_pay(self) -> int:
@@ -101,12 +93,12 @@ class Simulation:
                 raise Interrupted(f"Stopped after round {round} of {self.config.rounds}; everything is saved.")
         closing = self._closing(self.config.rounds + 1)
         novel = self._newcomers() if self.a.problem.known < len(self.a.problem) else None
-        self.writer.summary(summarise(self.writer.path, self.a, closing, novel, _peak_bytes(self.a.device)))
+        self.writer.summary(summarise(self.writer.path, self.a, closing, novel, machine.peak_bytes(self.a.device)))
 
     def _round(self, round: int) -> None:
         started = time.perf_counter()
-        reached = self._reached(round)
-        clients = self._sampled(reached, round)
+        reached = self.attendance.reached(round)
+        clients = self.attendance.sampled(reached, round)
         rng = streams.rng(self.seed, round)
         xi = self.server.xi.clone() if "xi" in self.server else None
         message = self._download(self.problem, reached, round)
@@ -116,8 +108,8 @@ class Simulation:
             scored = reached if self.config.participation.score == "all" else clients
             if self.scores.test:  # before the first scores there is nothing to carry forward
                 scored = [c for c in scored if c not in diverged]
-            self._score(self.scores, scored, message.take(_places(scored, reached)), round)
-        arrived = [i for i, c in enumerate(clients) if good[i] and not self._lost(c, round, upload)]
+            self._score(scored, message.take(_places(scored, reached)), round)
+        arrived = [i for i, c in enumerate(clients) if good[i] and not (upload and self.attendance.loses(c, round))]
         self._acknowledge(clients, arrived)
         if arrived and upload:
             chosen = torch.tensor(arrived, device=self.a.device)
@@ -133,28 +125,6 @@ class Simulation:
                 participants=[self.problem.names[c] for c in clients],
                 train_loss=loss,
             )
-
-    # ---- who takes part ----
-
-    def _reached(self, round: int) -> list[int]:
-        """Clients that are not dropped: a random share of all, by lot of their names; at least one is reached."""
-        count = min(round_half_up(self.config.participation.dropped * len(self.problem)), len(self.problem) - 1)
-        dropped = set(self._lots(range(len(self.problem)), round, "dropped")[:count])
-        return [c for c in range(len(self.problem)) if c not in dropped]
-
-    def _sampled(self, reached: list[int], round: int) -> list[int]:
-        share = self.config.participation.sample
-        count = max(1, round_half_up(share * len(reached))) if round >= 1 else len(reached)
-        return sorted(self._lots(reached, round, "sampled")[:count]) if count < len(reached) else reached
-
-    def _lots(self, clients: Sequence[int], round: int, purpose: str) -> list[int]:
-        names = self.problem.names
-        return sorted(clients, key=lambda c: (streams.chance(self.seed, names[c], round, purpose), names[c]))
-
-    def _lost(self, client: int, round: int, upload: Upload) -> bool:
-        """Whether a trained client's upload never arrives; one with nothing in it cannot get lost."""
-        chance = streams.chance(self.seed, self.problem.names[client], round, "lost upload")
-        return bool(upload) and chance < self.config.participation.lost
 
     # ---- the parts of a round ----
 
@@ -214,7 +184,7 @@ class Simulation:
         return upload, None, good
 
     def _diverged(self, client: int, round: int) -> None:
-        name = self._names()[client]
+        name = self.a.problem.names[client]
         sentence = f"Round {round}: the training of client {name!r} diverged (its loss or weights are not finite)"
         if self.config.on_divergence == "stop":
             raise Diverged(
@@ -231,28 +201,19 @@ class Simulation:
             elif client not in self.held:
                 self.held[client] = self.trained_from.take(torch.tensor([i], device=self.a.device))
 
-    def _score(self, scores: Scores, clients: list[int], message: Message, round: int) -> dict[str, Model]:
+    def _score(self, clients: list[int], message: Message, round: int) -> dict[str, Model]:
         """Scores every model the method owns; returns the models of these clients."""
-        metric = self.problem.task.metric
         parts: list[dict[str, Model]] = []
         for chunk in self._chunks(range(len(clients))):
             numbers = [clients[i] for i in chunk]
-            cohort = self.a.cohort.take(numbers)
             own = _without_optimiser(self.memory.take(torch.tensor(numbers, device=self.a.device)))[1]
-            places = torch.tensor(chunk, device=self.a.device)
-            models = self.method.models(cohort, message.take(places).for_clients(len(chunk)), own, round)
-            tests = self.a.test.take(numbers)
+            part = message.take(torch.tensor(chunk, device=self.a.device)).for_clients(len(chunk))
+            models = self.method.models(self.a.cohort.take(numbers), part, own, round)
             for name, model in models.items():
                 self._check_model(name, model, len(chunk))
-                for book, samples in ((scores.test, tests), (scores.validation, cohort.validation)):
-                    values = evaluate(self.a.execution, samples, model, metric)
-                    vector = book.setdefault(name, torch.full((len(self._names()),), torch.nan, dtype=torch.float64))
-                    vector[numbers] = values
+                self.scores.add(name, numbers, model)
             parts.append(models)
         return _joined(parts)
-
-    def _names(self) -> tuple[str, ...]:
-        return self.a.problem.names
 
     def _chunks(self, numbers: Sequence[int]) -> Iterator[list[int]]:
         size = self.config.chunk or self._clients_at_once()
@@ -262,27 +223,22 @@ class Simulation:
     def _clients_at_once(self) -> int:
         """As many clients as training needs half of the free memory for: about twelve rows of weights each."""
         row = 12 * self.problem.layout.size * self.problem.initial.element_size()
-        return max(1, _free_bytes(self.a.device) // 2 // max(1, row))
+        return max(1, machine.free_bytes(self.a.device) // 2 // max(1, row))
 
     # ---- what is written ----
 
     def _record(self, round: int, xi: Tensor | None, **facts: Any) -> dict[str, Any]:
-        known = len(self.problem)
-        self._carry_initial(known)
-        record: dict[str, Any] = {"round": round, **facts, "models": _table(self.scores, known)}
+        self.scores.fill(len(self.problem))
+        record: dict[str, Any] = {"round": round, **facts, "models": self.scores.table(0, len(self.problem))}
         self.writer.line(record)
         score = record["models"][self.method.headline]["mean"]
-        better = self.best is None or (score - self.best[1]) * self._direction > 0
+        better = self.best is None or (score - self.best[1]) * self.scores.direction > 0
         if xi is not None:
             self._keep_xi(round, xi, better)
         if better:
             self.best = (round, score)
         self.listener.on_round(record)
         return record
-
-    @property
-    def _direction(self) -> int:
-        return 1 if self.problem.task.metric.higher_is_better else -1
 
     def _keep_xi(self, round: int, xi: Tensor, better: bool) -> None:
         """Every round for up to 200 clients, every tenth beyond; the best and the last always."""
@@ -292,58 +248,17 @@ class Simulation:
         if better and self.best and self.best[0] % every:
             self.writer.forget_collaboration(self.best[0])
 
-    def _carry_initial(self, known: int) -> None:
-        """A client that was never scored has the initial model's score."""
-        for book, samples in ((self.scores.test, self.a.test), (self.scores.validation, self.a.cohort.validation)):
-            for vector in book.values():
-                counts = torch.tensor(samples.counts)
-                missing = (vector[:known].isnan() & (counts[:known] > 0)).nonzero().squeeze(1).tolist()
-                if missing:
-                    rows = self.problem.initial.expand(len(missing), -1)
-                    vector[missing] = evaluate(self.a.execution, samples.take(missing), rows, self.problem.task.metric)
-
     def _closing(self, round: int) -> dict[str, Model]:
         """A download without training: scores the final aggregate and saves the model each client should use."""
         started = time.perf_counter()
         everyone = list(range(len(self.problem)))
         message = self._download(self.problem, everyone, round)
-        models = self._score(self.scores, everyone, message, round)
+        models = self._score(everyone, message, round)
         xi = self.server.xi if "xi" in self.server else None
         facts = {"bytes_down": len(everyone) * message.bytes_per_client(), "bytes_up": 0, "participants": []}
         self._record(round, xi, seconds=time.perf_counter() - started, **facts, train_loss=None, final=True)
-        self._hand_out(everyone, models)
+        self.scores.hand_out(self.writer, everyone, models)
         return models
-
-    def _hand_out(self, clients: list[int], models: dict[str, Model]) -> None:
-        """For each client the best of the method's models on its validation data; a tie, or fewer than five validation
-        samples: the headline."""
-        layout, config = self.problem.layout, self.config
-        for i, client in enumerate(clients):
-            chosen = self.method.headline
-            if self.a.cohort.validation.counts[client] >= 5:
-                score = {n: float(self.scores.validation[n][client]) * self._direction for n in models}
-                top = max(score.values())
-                chosen = chosen if score[chosen] >= top else max(score, key=lambda n: score[n])
-            model = models[chosen]
-            if isinstance(model, Predictor):
-                tensors: dict[str, Tensor] = {}
-                for name, rows in model.rows.items():
-                    wide = rows.ndim > 1
-                    named = layout.tensors(rows[i]) if wide else {"": rows[i]}
-                    tensors |= {f"{name}.{n}".rstrip("."): t for n, t in named.items()}
-            else:
-                tensors = layout.tensors(model[i])
-            about = {
-                "client": self._names()[client],
-                "method": config.method,
-                "chosen": chosen,
-                "predictor": model.function if isinstance(model, Predictor) else None,
-                "model": config.model.model_dump(mode="json"),
-                "task": {"kind": self.problem.task.kind, "inputs": list(self.problem.task.inputs)},
-                "outputs": self.problem.task.outputs,
-                "classes": list(self.problem.task.class_names),
-            }
-            self.writer.model(self._names()[client], tensors, about)
 
     # ---- newcomers ----
 
@@ -364,9 +279,9 @@ class Simulation:
         for round in range(first, first + exchanges):
             message = self._download(self.problem, newcomers, round)
             upload, _, good = self._train(newcomers, message, round)
-            self._score(self.scores, [c for c, g in zip(newcomers, good, strict=True) if g], message, round)
             arrived = torch.tensor([i for i, g in enumerate(good) if g], dtype=torch.int64, device=self.a.device)
             if len(arrived):
+                self._score([newcomers[i] for i in arrived.tolist()], message.take(arrived), round)
                 rng = streams.rng(self.seed, round)
                 self.server = self.method.update(
                     self.problem, self.server, numbers[arrived], upload.take(arrived), round, rng
@@ -376,13 +291,13 @@ class Simulation:
         message = self._download(self.problem, newcomers, last)
         epochs = 1 + self.config.participation.novel_exchanges - exchanges
         self._train(newcomers, message, last, epochs)
-        models = self._score(self.scores, newcomers, message, last)
+        models = self._score(newcomers, message, last)
         record = self._record_novel(last, known)
-        self._hand_out(newcomers, models)
+        self.scores.hand_out(self.writer, newcomers, models)
         return {"clients": list(self.problem.names[known:]), "models": record["models"]}
 
     def _record_novel(self, round: int, known: int) -> dict[str, Any]:
-        record = {"round": round, "novel": True, "models": _table(self.scores, len(self.problem), known)}
+        record = {"round": round, "novel": True, "models": self.scores.table(known, len(self.problem))}
         self.writer.line(record)
         return record
 
@@ -419,7 +334,7 @@ class Simulation:
     def _restore(self, checkpoint: Checkpoint) -> None:
         states = checkpoint.states
         self.server, self.memory = states["server"].to(self.a.device), states["memory"].to(self.a.device)
-        self.scores = Scores(dict(states["test"].items()), dict(states["validation"].items()))
+        self.scores.test, self.scores.validation = dict(states["test"].items()), dict(states["validation"].items())
         held = states["held"]
         if held:
             rows = State(**{n: t for n, t in held.items() if n != "held.clients"}).to(self.a.device)
@@ -448,24 +363,6 @@ class Simulation:
             )
 
 
-def _table(scores: Scores, stop: int, start: int = 0) -> dict[str, Any]:
-    """For each model its mean, deviation and vector over clients, and the same of validation."""
-    table = {}
-    for name, vector in scores.test.items():
-        test = vector[start:stop]
-        held = scores.validation[name][start:stop]
-        seen = held[~held.isnan()]
-        validation = {"mean": float(seen.mean()), "clients": held.tolist()} if len(seen) else None
-        present = test[~test.isnan()]
-        table[name] = {
-            "mean": float(present.mean()) if len(present) else None,
-            "std": float(present.std(correction=0)) if len(present) else None,
-            "clients": test.tolist(),
-            "validation": validation,
-        }
-    return table
-
-
 def _places(clients: list[int], among: list[int]) -> Tensor:
     at = {c: i for i, c in enumerate(among)}
     return torch.tensor([at[c] for c in clients], dtype=torch.int64)
@@ -492,35 +389,3 @@ def _without_optimiser(memory: Memory) -> tuple[State | None, Memory]:
 
 def _with_optimiser(memory: Memory, kept: State | None) -> Memory:
     return memory.replace(**{f"optimiser.{n}": t for n, t in kept.items()}) if kept is not None else memory
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def round_half_up(value: float) -> int:
-    return int(value + 0.5)
-
-
-def _free_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        import os
-
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):
-        return 4 << 30
-
-
-def _peak_bytes(device: torch.device) -> int:
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,42 @@
+"""Who takes part in a round: by lot of names, so that the order of clients does not matter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .. import streams
+from ..config import Participation
+
+
+@dataclass(frozen=True)
+class Attendance:
+    """Draws, for each round, who is dropped, who is sampled and whose upload gets lost."""
+
+    settings: Participation
+    names: tuple[str, ...]
+    seed: int
+
+    def reached(self, round: int) -> list[int]:
+        """Clients that are not dropped: a random share of all; at least one is reached."""
+        everyone = range(len(self.names))
+        count = min(round_half_up(self.settings.dropped * len(self.names)), len(self.names) - 1)
+        dropped = set(self._lots(everyone, round, "dropped")[:count])
+        return [c for c in everyone if c not in dropped]
+
+    def sampled(self, reached: list[int], round: int) -> list[int]:
+        """Those of the reached that train: a random share; all of them in exchanges before round 1."""
+        count = max(1, round_half_up(self.settings.sample * len(reached))) if round >= 1 else len(reached)
+        return sorted(self._lots(reached, round, "sampled")[:count])
+
+    def loses(self, client: int, round: int) -> bool:
+        """Whether this client's upload never arrives."""
+        return streams.chance(self.seed, self.names[client], round, "lost upload") < self.settings.lost
+
+    def _lots(self, clients: Sequence[int], round: int, purpose: str) -> list[int]:
+        names = self.names
+        return sorted(clients, key=lambda c: (streams.chance(self.seed, names[c], round, purpose), names[c]))
+
+
+def round_half_up(value: float) -> int:
+    return int(value + 0.5)

@@ -1,0 +1,103 @@
+"""What every model scored at every client, and which model a client should use."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..assembly import Assembly
+from ..cohort import Model, Predictor, evaluate
+from ..runs import Writer
+from ..weights import Layout
+
+ENOUGH = 5
+"""Validation samples from which on they decide which model a client gets."""
+
+
+@dataclass
+class Scores:
+    """Each model's latest score of each client, on test and on validation data: (clients,) by name of the model.
+
+    A client that is not scored in a round keeps the score it had.
+    """
+
+    assembly: Assembly
+    test: dict[str, Tensor] = field(default_factory=dict)
+    validation: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def direction(self) -> int:
+        return 1 if self.assembly.problem.task.metric.higher_is_better else -1
+
+    def add(self, name: str, clients: list[int], model: Model) -> None:
+        """Scores the models (rows of these clients) on each client's own data."""
+        a = self.assembly
+        for book, samples in ((self.test, a.test), (self.validation, a.cohort.validation)):
+            vector = book.setdefault(name, torch.full((len(a.problem),), torch.nan, dtype=torch.float64))
+            vector[clients] = evaluate(a.execution, samples.take(clients), model, a.problem.task.metric)
+
+    def fill(self, count: int) -> None:
+        """Of the first `count` clients, one that was never scored has the initial model's score."""
+        a = self.assembly
+        for book, samples in ((self.test, a.test), (self.validation, a.cohort.validation)):
+            has_samples = torch.tensor(samples.counts[:count]) > 0
+            for vector in book.values():
+                missing = (vector[:count].isnan() & has_samples).nonzero().squeeze(1).tolist()
+                if missing:
+                    rows = a.problem.initial.expand(len(missing), -1)
+                    vector[missing] = evaluate(a.execution, samples.take(missing), rows, a.problem.task.metric)
+
+    def table(self, start: int, stop: int) -> dict[str, Any]:
+        """For each model its mean, deviation and vector over clients start to stop, and the same of validation."""
+        table = {}
+        for name, vector in self.test.items():
+            test, held = vector[start:stop], self.validation[name][start:stop]
+            seen, present = held[~held.isnan()], test[~test.isnan()]
+            table[name] = {
+                "mean": float(present.mean()) if len(present) else None,
+                "std": float(present.std(correction=0)) if len(present) else None,
+                "clients": test.tolist(),
+                "validation": {"mean": float(seen.mean()), "clients": held.tolist()} if len(seen) else None,
+            }
+        return table
+
+    def best_model(self, client: int) -> str:
+        """The model that is best on the client's validation data; a tie, or fewer than five samples: the headline."""
+        headline = self.assembly.method.headline
+        if self.assembly.cohort.validation.counts[client] < ENOUGH:
+            return headline
+        score = {n: float(vector[client]) * self.direction for n, vector in self.validation.items()}
+        top = max(score, key=lambda n: score[n])
+        return headline if score[headline] >= score[top] else top
+
+    def hand_out(self, writer: Writer, clients: list[int], models: dict[str, Model]) -> None:
+        """Saves for each client the model to use, with what is needed to load it."""
+        a = self.assembly
+        task = a.problem.task
+        for i, client in enumerate(clients):
+            chosen = self.best_model(client)
+            model = models[chosen]
+            about = {
+                "client": a.problem.names[client],
+                "method": a.config.method,
+                "chosen": chosen,
+                "predictor": model.function if isinstance(model, Predictor) else None,
+                "model": a.config.model.model_dump(mode="json"),
+                "task": {"kind": task.kind, "inputs": list(task.inputs), "outputs": task.outputs},
+                "classes": list(task.class_names),
+            }
+            writer.model(a.problem.names[client], _named(model, i, a.problem.layout), about)
+
+
+def _named(model: Model, i: int, layout: Layout) -> dict[str, Tensor]:
+    """One client's model as named tensors; those of a Predictor stand behind the name of their row."""
+    if not isinstance(model, Predictor):
+        return layout.tensors(model[i])
+    tensors: dict[str, Tensor] = {}
+    for name, rows in model.rows.items():
+        is_model = rows.ndim == 2 and rows.shape[1] == layout.size
+        tensors |= {f"{name}.{n}": t for n, t in layout.tensors(rows[i]).items()} if is_model else {name: rows[i]}
+    return tensors
