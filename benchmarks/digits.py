@@ -45,6 +45,7 @@ def main() -> None:
         print(f"\n{split}\n{table(measured)}\n\n{margins(measured)}")
     if options.page:
         write_page(record)
+        draw(options.out / "relabelled")
 
 
 def measure(split: str, seeds: int, out: Path) -> dict[str, object]:
@@ -98,7 +99,10 @@ def table(measured: dict[str, object]) -> str:
 def margins(measured: dict[str, object]) -> str:
     """How far the cloud models are from groups, Separate and FedAvg: mean over seeds and the least favourable seed."""
     by_seed = measured["by_seed"]
-    lines = ["| points of | to `groups` | to `separate` | to `fedavg:global` | within-group share |", "|---|---|---|---|---|"]
+    lines = [
+        "| points of | to `groups` | to `separate` | to `fedavg:global` | within-group share |",
+        "|---|---|---|---|---|",
+    ]
     for method in ("fedamp", "heurfedamp"):
         cells = []
         for other in ("groups:cloud", "separate:personal", "fedavg:global"):
@@ -107,6 +111,17 @@ def margins(measured: dict[str, object]) -> str:
         share = measured["within_group"][method]
         lines.append(f"| {method}:cloud | {' | '.join(cells)} | {min(share):.2f} to {max(share):.2f} |")
     return "\n".join(lines)
+
+
+def draw(folder: Path) -> None:
+    """The README's two pictures: accuracy over rounds of the demo's methods, and who listens to whom."""
+    runs = [fedkin.Run(path.parent) for path in sorted(folder.glob("*/config.toml"))]
+    shown = [run for run in runs if run.summary["method"] in ("separate", "fedavg", "fedamp", "heurfedamp", "groups")]
+    images = PAGE.parent / "images"
+    drawn = {path.stem: path for path in fedkin.Results(shown, folder).figures(folder / "figures", ["png"])}
+    images.mkdir(exist_ok=True)
+    for target, source in (("curves", "curves"), ("collaboration", "collaboration-fedamp")):
+        (images / f"{target}.png").write_bytes(drawn[source].read_bytes())
 
 
 def write_page(record: dict[str, object]) -> None:

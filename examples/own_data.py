@@ -1,6 +1,6 @@
 """Own data and an own model in Python: three clinics with arrays, a small network, a model for each at the end.
 
-    python own_data.py
+python own_data.py
 """
 
 from __future__ import annotations

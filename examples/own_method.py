@@ -1,7 +1,7 @@
 """A method of one's own in one file: every client moves half way to the plain mean of all.
 
-    fedkin run --method own_method:HalfWay --data digits --split practical        (in this folder)
-    python own_method.py
+fedkin run --method own_method:HalfWay --data digits --split practical        (in this folder)
+python own_method.py
 """
 
 from __future__ import annotations
@@ -51,7 +51,10 @@ class HalfWay(Method):
 
 if __name__ == "__main__":
     results = fedkin.compare(
-        methods=["separate", "fedavg", "own_method:HalfWay"], rounds=10, data={"split": "practical"}, out="runs/own-method"
+        methods=["separate", "fedavg", "own_method:HalfWay"],
+        rounds=10,
+        data={"split": "practical"},
+        out="runs/own-method",
     )
     for row in results.rows():
         print(f"{row.name:28} {row.bmta:.1%}")

@@ -590,6 +590,26 @@ def test_fedamps_newcomers_look_for_kin_among_the_known_that_were_heard_from(
     assert torch.equal(run.server.W[:6], server.W), "the closing exchange sends nothing back"
 
 
+def test_a_newcomer_whose_training_diverges_does_not_stand_in_the_way_of_the_next(tmp_path: Path) -> None:
+    first, second = ready(eight(), method="fedamp", participation=NOVEL).problem.names[6:]
+    poison = Poison()
+    run = watched(tmp_path, with_one_of_its_own(first), loss=poison, method="fedamp", participation=NOVEL)
+    run.listener.on_round = lambda record: setattr(poison, "armed", record.get("final", False))
+    run.run()
+    assert run.problem.names[6:] == (first, second)
+    assert [w.split(" diverged")[0] for w in run.warnings] == [
+        f"Round {k}: the training of client {first!r}" for k in (5, 6, 7, 8)
+    ]
+    for k in (5, 6, 7, 8):
+        clients, models = run.scored[k]
+        assert clients == ([7] if k < 8 else [6, 7])
+        u = run.sent[k][1].u[1]
+        assert torch.equal(models["cloud"][-1], u)  # type: ignore[index]
+        assert run.lines[k]["models"]["cloud"]["clients"][1] == accuracy(run.a, 7, u)
+    assert not torch.equal(run.sent[7][1].u[0], run.sent[7][1].u[1])
+    assert torch.isfinite(run.server.W).all() and run.server.heard.tolist() == [True] * 6 + [False, True]
+
+
 def test_newcomers_find_their_group_and_are_better_off_than_alone(tmp_path: Path) -> None:
     """Digits whose labels differ by group: after three exchanges newcomers attend to their own kin."""
     means = {}

@@ -102,7 +102,7 @@ def killed_and_resumed(folder: Path, rounds: int, *words: str) -> None:
     process = start("run", "--out", folder / "run", *words)
     try:
         wait_for(lambda: lines(folder / "run") >= 3, process)
-        time.sleep(random.uniform(0, 0.2))
+        time.sleep(random.uniform(0, 0.1))
     finally:
         process.kill()
         process.communicate()
@@ -118,7 +118,7 @@ def killed_and_resumed(folder: Path, rounds: int, *words: str) -> None:
 
 
 def test_a_killed_run_resumed_in_a_new_process_ends_as_if_it_had_never_been_killed(tmp_path):
-    killed_and_resumed(tmp_path, 40, "--method", "fedamp")
+    killed_and_resumed(tmp_path, 60, "--method", "fedamp")
 
 
 @pytest.mark.slow
@@ -284,6 +284,18 @@ def test_a_run_survives_being_killed_while_newcomers_find_their_place(tmp_path, 
     assert fedkin(monkeypatch, "resume", run) == 0
     assert Run(run).summary["novel"]["clients"]
     assert_same(run, wholes(*words))
+
+
+@pytest.mark.parametrize("method", ["scaffold", "apfl", "fedamp"])
+def test_after_whichever_round_a_run_is_stopped_it_ends_the_same_though_uploads_were_lost(tmp_path, wholes, method):
+    words = ("--rounds", str(ROUNDS), *SMALL, "--method", method, *UNRELIABLE)
+    lost = []
+    for round in range(1, ROUNDS):
+        run = stopped(tmp_path / f"after-{round}", round, *words)
+        lost.append("held/held.clients" in tensors(run / "checkpoint" / "state.safetensors")[0])
+        api.resume(run)
+        assert_same(run, wholes(*words))
+    assert any(lost), "clients who wait for word that their upload arrived are saved too"
 
 
 def test_a_run_with_newcomers_goes_on_as_if_it_had_never_been_stopped(tmp_path, wholes):

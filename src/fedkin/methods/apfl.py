@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from ..cohort import Predictor
-from ..method import Cohort, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ..method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
 
 
 class APFL(Method):
@@ -23,6 +23,12 @@ class APFL(Method):
     alpha: Annotated[float, Field(ge=0, le=1, description="weight of the client's own model at the start")] = 0.5
     adaptive: Annotated[bool, Field(description="learn alpha, once a round")] = True
     mix: Literal["parameters", "outputs"] = "parameters"
+
+    def check(self, problem: Problem, local: Local) -> None:
+        if local.persist_optimiser:
+            raise ValueError(
+                "APFL trains two models and starts both optimisers anew: set local.persist_optimiser = false."
+            )
 
     def begin(self, problem: Problem, rng: Rng) -> Server:
         return State({"w": problem.initial.clone()})
