@@ -70,7 +70,7 @@ def demo(
     )
     _show(results)
     kin = [r.summary["collaboration"]["within_group"] for r in results.runs if r.summary["method"] == "fedamp"]
-    out.print(f"\nFedAMP was not told the groups and put {min(kin):.0%} or more of its attention on its own group.")
+    out.print(f"\nFedAMP was not told the groups; at least {min(kin):.1%} of its attention went to the right one.")
     out.print(f"Report: [bold]{where.resolve()}[/]  (open it in a browser)")
     out.print(
         "Where groups do not disagree, broad collaboration pays instead: docs/when-collaboration-pays.md, or\n"
