@@ -131,6 +131,14 @@ def test_each_of_the_three_seeds_changes_the_outcome(tmp_path, which):
     assert not torch.equal(weights(small(tmp_path / "a")), weights(small(tmp_path / "b", **{which: 1})))
 
 
+def test_which_samples_are_kept_for_validation_is_a_matter_of_the_split_seed(tmp_path):
+    def held(**seeds: int) -> list[float]:
+        return api.prepare(seeds, federation=silos()).cohort.validation.x.flatten().tolist()
+
+    assert held() == held(init_seed=1, training_seed=2)
+    assert held() != held(split_seed=1)
+
+
 @pytest.mark.parametrize(
     ("local", "idle"),
     [
@@ -284,8 +292,8 @@ def test_a_saved_model_in_a_plain_module_scores_what_the_closing_line_says(tmp_p
     chosen = set()
     for client in federation.clients:
         tensors, about = run.model(client.name)
-        built = about["model"]
-        module = models.build(built["name"], tuple(about["task"]["inputs"]), about["outputs"], built["settings"])
+        built, task = about["model"], about["task"]
+        module = models.build(built["name"], tuple(task["inputs"]), task["outputs"], built["settings"])
         module.load_state_dict(tensors)
         x, y = client.test
         at = run.summary["clients"].index(client.name)

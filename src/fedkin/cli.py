@@ -284,7 +284,8 @@ def _show_run(finished: Run) -> None:
     for name, m in summary["models"].items():
         label = f"[bold]{name}[/]" if name == summary["headline"] else name
         scores = [score_text(m[k], summary["metric"]) for k in ("bmta", "last", "validated", "std")]
-        table.add_row(label, scores[0], str(m["bmta_round"]), *scores[1:])
+        at = str(m["bmta_round"]) if m["bmta_round"] <= summary["rounds"] else "final"
+        table.add_row(label, scores[0], at, *scores[1:])
     out.print(table)
     kin = summary["collaboration"]
     if kin and kin["within_group"] is not None:

@@ -248,6 +248,14 @@ def test_a_run_shows_every_model_and_what_became_of_newcomers(fedkin):
         assert word in said.out
 
 
+def test_the_closing_exchange_is_no_round_of_its_own_in_the_table(fedkin):
+    """FedAvg's global model is best after its only round; there is no round 2 of 1."""
+    said = fedkin("run", "--method", "fedavg", *LEAST, "--epochs", "20", "--out", "here")
+    assert Run("here").summary["models"]["global"]["bmta_round"] == 2
+    row = next(line for line in said.out.splitlines() if "global" in line)
+    assert [cell.strip() for cell in row.strip("│").split("│")][2] == "final"
+
+
 def test_a_run_that_cannot_stack_its_clients_says_why(fedkin, tmp_path):
     (tmp_path / "mine.py").write_text(
         "from torch import nn\n"

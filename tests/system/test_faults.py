@@ -20,7 +20,7 @@ from safetensors import safe_open
 from fedkin import api, cli, options
 from fedkin.config import read_toml, to_toml
 from fedkin.engines.simulation import Interrupted, Listener
-from fedkin.runs import Run
+from fedkin.runs import Checkpoint, Run
 
 SMALL = ["--clients", "5", "--epochs", "1", "--split", "relabelled"]
 UNRELIABLE = ["participation.lost=0.3", "participation.dropped=0.2", "participation.sample=0.7"]
@@ -326,6 +326,23 @@ def test_ctrl_c_ends_after_saving_and_resume_completes_to_the_same_result(tmp_pa
     assert int(tensors(tmp_path / "run" / "checkpoint" / "state.safetensors")[1]["round"]) == written
     assert fedkin(monkeypatch, "resume", tmp_path / "run") == 0
     assert_same(tmp_path / "run", undisturbed(tmp_path / "whole", *words))
+
+
+def test_where_checkpoints_are_dear_they_are_rare_but_stopping_always_saves(tmp_path, monkeypatch):
+    """A checkpoint of a fifth of a second is due every two seconds; these rounds take far less."""
+    save, saved = Checkpoint.save, list[int]()
+
+    def dear(self: Checkpoint, *rest: Any) -> None:
+        saved.append(self.round)
+        time.sleep(0.2)
+        save(self, *rest)
+
+    monkeypatch.setattr(Checkpoint, "save", dear)
+    run = stopped(tmp_path / "run", 3, "--rounds", str(ROUNDS), *SMALL)
+    assert saved == [1, 3]
+    assert lines(run) == 3
+    api.resume(run)
+    assert saved == [1, 3, 4, ROUNDS], "what it costs is found out anew"
 
 
 def test_a_second_ctrl_c_stops_at_once(tmp_path):
