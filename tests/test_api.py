@@ -271,7 +271,7 @@ def test_a_run_with_own_objects_goes_on_when_they_are_given_again(tmp_path):
     whole = fedkin.run(settings, **objects, out=tmp_path / "whole")
     with pytest.raises(Interrupted):
         fedkin.run(settings, **objects, out=tmp_path / "run", listener=Listener(stop=lambda: True))
-    with pytest.raises(FedkinError, match="There is no data set 'measurements'"):
+    with pytest.raises(FedkinError, match="'measurements', was given as a Python object"):
         fedkin.resume(tmp_path / "run")
     run = fedkin.resume(tmp_path / "run", **objects)
     assert torch.equal(weights(run), weights(whole))
@@ -484,8 +484,8 @@ def test_a_wrong_setting_of_the_last_method_is_found_before_the_first_is_run(tmp
     with pytest.raises(FedkinError, match=r"Method 'fedprox': settings\.mu = -1"):
         own = {"fedprox": {"settings": {"mu": -1}}}
         fedkin.compare(merge(SMALL, {"methods": own}), methods=["separate", "fedprox"], out=tmp_path / "c")
-    with pytest.raises(FedkinError, match=r"Method 'separate': There is no setting 'settings\.mu', nor any other here"):
-        fedkin.compare(SMALL, methods=["fedprox", "separate"], settings={"mu": 1}, out=tmp_path / "c")
+    with pytest.raises(FedkinError, match=r"There is no setting 'settings\.mu', nor any other here"):
+        fedkin.compare(SMALL, methods=["fedavg", "separate"], settings={"mu": 1}, out=tmp_path / "c")
     assert not (tmp_path / "c").exists()
 
 

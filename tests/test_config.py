@@ -110,8 +110,8 @@ def test_one_seed_gives_all_three_and_each_can_be_given_apart():
 
 def test_the_papers_preset_gives_its_values_where_it_has_any_and_defaults_elsewhere():
     def settings(name: str, split: str = "practical", **said: Any) -> tuple[Any, Any]:
-        raw = {"preset": "paper", "data": {"name": name, "split": split}, "settings": said}
-        found = resolve(raw, known_data=name == "digits").settings
+        data = {"name": name, "given": name != "digits", "split": split}
+        found = resolve({"preset": "paper", "data": data, "settings": said}).settings
         return found["sigma"], found["weight_on_others"]
 
     assert settings("mnist") == (100, 0.95)
@@ -173,7 +173,7 @@ def test_an_unknown_setting_is_answered_with_its_place_and_the_nearest_right_one
         ({"data": {"split": "practicl"}}, "data.split = 'practicl'", "Did you mean 'practical'?"),
         ({"settings": {"sigma": "wide"}}, "settings.sigma = 'wide'", "'auto' or input should be a valid number"),
         ({"settings": {"beta": -1}}, "settings.beta = -1", "greater than 0"),
-        ({"data": "digits"}, "data is a table of settings (name, split", "not 'digits'"),
+        ({"data": "digits"}, "data is a table of settings (name, given, split", "not 'digits'"),
         ({"settings": 3}, "settings is a table of settings", "not 3"),
         ({"model": {"settings": [64]}}, "model.settings is a table of settings", "not [64]"),
     ],

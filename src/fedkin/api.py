@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from . import comparison
 from .assembly import Assembly, assemble
-from .config import Config, ConfigError, merge, read_toml, resolve
+from .config import Config, ConfigError, merge, read_toml, resolve, unknown_key
 from .engines.simulation import Listener, Simulation
 from .federation import Federation
+from .methods import find
 from .runs import Checkpoint, Run, RunError, Writer
 from .task import reference_of
 
@@ -93,13 +94,13 @@ def prepare(
     raw = merge(_table(config), settings)
     own: dict[str, Any] = {}
     if federation is not None:
-        own["data"] = {"name": federation.name}
+        own["data"] = {"name": federation.name, "given": True}
         if "split" not in raw.get("data", {}):
             own["data"]["split"] = federation.split
     for key, table, given in (("name", "model", model), ("loss", "learning", loss), ("metric", "learning", metric)):
         if given is not None:
             own.setdefault(table, {})[key] = reference_of(given)
-    resolved = resolve(merge(raw, own), known_data=federation is None)
+    resolved = resolve(merge(raw, own))
     return assemble(resolved, federation, model=model, loss=loss, metric=metric)
 
 
@@ -144,6 +145,8 @@ def compare(
     seeds: int | Sequence[int] = 1,
     federation: Federation | None = None,
     model: Callable[..., nn.Module] | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    metric: Callable[[Tensor, Tensor], Tensor] | None = None,
     out: Path | str = "runs/comparison",
     listener: Callable[[str, int], Listener] | None = None,
     **settings: Any,
@@ -151,8 +154,10 @@ def compare(
     """Runs methods x seeds under the same settings and compares them.
 
     Runs that are already complete in `out` with the same settings are kept, unfinished ones are resumed: the same call
-    again goes on where the last one ended. A table `methods.NAME` in the configuration is laid over it for that method.
-    `seeds`: how many, from the configuration's `seed` on, or which.
+    again goes on where the last one ended. `seeds`: how many, from the configuration's `seed` on, or which.
+
+    A method's own settings go to those methods that have them. A table `methods.NAME` in the configuration is laid over
+    it for that method alone.
     """
     raw = merge(_table(config), settings)
     by_method: Settings = raw.pop("methods", {})
@@ -169,37 +174,39 @@ def compare(
     if not methods or not numbers:
         raise ConfigError("A comparison needs at least one method and one seed.")
     folder = Path(out)
-    # Everything is prepared before anything is run: a wrong setting of the last method should not cost an hour.
+    objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
+    # Everything is tried before anything is run: a wrong setting of the last method should not cost an hour.
     plans = []
-    for method in dict.fromkeys(methods):
+    for method, one in _for_each(dict.fromkeys(methods), raw).items():
         for seed in numbers:
-            one = merge(merge(raw, by_method.get(method, {})), {"method": method, "seed": seed})
-            ready = prepare(one, federation=federation, model=model)
+            config = merge(merge(one, by_method.get(method, {})), {"method": method, "seed": seed})
             path = folder / f"{method.replace(':', '.')}-seed{seed}"
-            _refuse_other_settings(path, ready.config)
-            plans.append((method, seed, ready, path))
+            _refuse_other_settings(path, prepare(config, **objects).config)
+            plans.append((method, seed, config, path))
     runs = []
-    for method, seed, ready, path in plans:
+    for method, seed, config, path in plans:
         told = listener(method, seed) if listener else None
-        runs.append(_run_or_resume(ready, path, told, federation, model))
+        begun = (path / "config.toml").exists()
+        runs.append(resume(path, listener=told, **objects) if begun else start(prepare(config, **objects), path, told))
     return Results(runs, folder)
+
+
+def _for_each(methods: Iterable[str], raw: Settings) -> dict[str, dict[str, Any]]:
+    """The settings for each method: of `settings`, those that the method has."""
+    common = raw.get("settings", {})
+    fields = {name: find(name).model_fields for name in methods}
+    if not isinstance(common, Mapping):
+        return {name: dict(raw) for name in fields}
+    for key in common:
+        if not any(key in own for own in fields.values()):
+            known = [f"settings.{k}" for own in fields.values() for k in own]
+            raise ConfigError(unknown_key(f"settings.{key}", dict.fromkeys(known)))
+    return {name: {**raw, "settings": {k: v for k, v in common.items() if k in own}} for name, own in fields.items()}
 
 
 def _refuse_other_settings(path: Path, config: Config) -> None:
     if (path / "config.toml").exists() and Run(path).resolved() != config:
         raise RunError(f"{path} holds a run with other settings; choose another folder with --out, or remove it.")
-
-
-def _run_or_resume(
-    ready: Assembly,
-    path: Path,
-    listener: Listener | None,
-    federation: Federation | None,
-    model: Callable[..., nn.Module] | None,
-) -> Run:
-    if (path / "config.toml").exists():
-        return resume(path, federation=federation, model=model, listener=listener)
-    return start(ready, path, listener)
 
 
 def free_folder(config: Config, parent: Path = Path("runs")) -> Path:

@@ -142,7 +142,12 @@ def assemble(
 
 
 def load_federation(config: Config) -> Federation:
-    settings = config.data.model_dump(exclude={"name", "split", "validation"})
+    if config.data.given:
+        raise ConfigError(
+            f"The federation of this configuration, {config.data.name!r}, was given as a Python object: give it again, "
+            "as in fedkin.resume(path, federation=...) or fedkin.run(config, federation=...)."
+        )
+    settings = config.data.model_dump(exclude={"name", "given", "split", "validation"})
     return data.load(config.data.name, config.data.split, seed=config.seeds[0], **settings)
 
 

@@ -31,7 +31,8 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class Data(_Strict):
     """Which data, and how it is dealt to clients."""
 
-    name: Annotated[str, Field(description="data set, see `fedkin data list`")] = "digits"
+    name: Annotated[str, Field(description="data set")] = "digits"
+    given: Annotated[bool, Field(description="the federation was given as a Python object, not by name")] = False
     split: Literal["iid", "pathological", "practical", "dirichlet", "natural", "relabelled"] = "practical"
     clients: Annotated[
         int | None, Field(ge=1, description="number of clients; the data set's usual one if not given")
@@ -104,18 +105,17 @@ class Config(_Strict):
         return tuple(self.seed if s is None else s for s in given)  # type: ignore[return-value]
 
 
-def resolve(raw: Mapping[str, Any], known_data: bool = True) -> Config:
+def resolve(raw: Mapping[str, Any]) -> Config:
     """A complete configuration from what the user said.
 
     What is not said comes from the method where it presupposes something, then from the data set, then from here.
-    `known_data=False`: the federation was given as an object, so its name need not be one of ours.
     """
     _refuse_unknown(raw, Config, "")
     shape = _validated(Config, {k: v for k, v in raw.items() if k != "settings"}, "")
     assert isinstance(shape, Config)
     method = methods.find(shape.method)
     layers: list[Mapping[str, Any]] = []
-    if known_data:
+    if not shape.data.given:
         layers.append(data.defaults(shape.data.name))
     layers.append({"local": method.local})
     if shape.preset == "paper":

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from . import methods
 from .config import Config, ConfigError, merge, read_toml, unknown_key
@@ -54,19 +55,20 @@ def _sorted_out(words: list[str]) -> tuple[list[Path], list[tuple[str, str]]]:
 
 def paths(chosen: Iterable[str]) -> list[str]:
     """Every setting's full name, those of the chosen methods included."""
-    found = list(_leaves(Config, ""))
+    found = [path for path, _ in described(Config)]
     for name in chosen:
         found += [f"settings.{field}" for field in methods.find(name).model_fields]
     return list(dict.fromkeys(found))
 
 
-def _leaves(model: type[BaseModel], prefix: str) -> Iterable[str]:
+def described(model: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, FieldInfo]]:
+    """Every setting's full name, and what is known of it."""
     for name, info in model.model_fields.items():
         inner = info.annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
-            yield from _leaves(inner, f"{prefix}{name}.")
+            yield from described(inner, f"{prefix}{name}.")
         else:
-            yield f"{prefix}{name}"
+            yield f"{prefix}{name}", info
 
 
 def _full(key: str, known: list[str]) -> str:

@@ -229,9 +229,7 @@ class Run:
         return read_toml(self.path / "config.toml")
 
     def resolved(self) -> Config:
-        config = self.config
-        known = config.get("data", {}).get("name") in _data_names()
-        return resolve(config, known_data=known)
+        return resolve(self.config)
 
     @property
     def complete(self) -> bool:
@@ -326,9 +324,3 @@ class Run:
         from .report import figures
 
         return figures.distribution([self])
-
-
-def _data_names() -> list[str]:
-    from . import data
-
-    return data.names()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from fedkin import __version__, cli, methods
+from fedkin import __version__, cli, methods, terminal
 from fedkin.runs import Run
 
 SMALL = ["--clients", "5", "--epochs", "1", "--rounds", "2"]
@@ -161,7 +161,7 @@ def test_a_mistake_is_answered_with_what_would_be_right_and_nothing_is_written(f
         (["--methods", ","], "at least one method and one seed"),
         (["--methods", "fedavg", "--figures", "svg"], "png or pdf, not as 'svg'"),
         (["--methods", "fedavg", "--lr", "-1"], "local.lr = -1 cannot be"),
-        (["--methods", "fedprox,fedavg", "--mu", "1"], "Method 'fedavg': There is no setting 'settings.mu'"),
+        (["--methods", "separate,fedavg", "--mu", "1"], "There is no setting 'mu'"),
         (["--methods", "fedavg", "methods.fedamp.rounds=3"], "it is not among the methods compared"),
     ],
 )
@@ -296,7 +296,7 @@ def test_the_table_of_a_comparison_fits_a_terminal_of_eighty_columns(fedkin, mon
     from rich.console import Console
 
     fedkin("compare", "--methods", "heurfedamp,fedavg", *LEAST, "--out", "c")
-    monkeypatch.setattr(cli, "out", Console(width=80))
+    monkeypatch.setattr(terminal, "out", Console(width=80))
     said = fedkin("compare", "--methods", "heurfedamp,fedavg", *LEAST, "--out", "c")
     for row in ("heurfedamp:personal", "fedavg:finetuned"):
         line = next(line for line in said.out.splitlines() if line.strip().startswith(row))
@@ -461,3 +461,18 @@ def test_the_demo_runs_in_an_empty_folder(tmp_path):
     assert "FedAMP was not told the groups" in said.out
     assert "\x1b" not in said.out + said.err
     assert (tmp_path / "runs" / "demo" / "report.html").exists()
+
+
+def test_every_setting_is_listed_with_its_default(fedkin):
+    said = fedkin("settings")
+    assert said.code == 0
+    for line in ("local.lr", "participation.dropped", "data.split", "model.settings", "rounds"):
+        assert line in said.out
+
+
+def test_in_a_comparison_a_methods_own_setting_goes_to_those_that_have_it(fedkin):
+    assert fedkin("compare", "--methods", "separate,fedprox", "--mu", "0.5", *LEAST, "--out", "c").code == 0
+    assert Run(Path("c/fedprox-seed0")).config["settings"]["mu"] == 0.5
+    refused = fedkin("compare", "--methods", "separate,fedprox", "--sigma", "1", *LEAST, "--out", "d")
+    assert refused.code == 2
+    assert not Path("d").exists()

@@ -1,0 +1,159 @@
+"""What the terminal shows: tables, progress, and how Ctrl-C is answered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from . import api
+from .assembly import Assembly
+from .engines.simulation import Interrupted, Listener
+from .runs import Run
+
+
+def _console(stderr: bool = False) -> Console:
+    """On a terminal as wide as that; elsewhere lines are not broken, and tables have room."""
+    if (sys.stderr if stderr else sys.stdout).isatty():
+        return Console(stderr=stderr)
+    return Console(stderr=stderr, soft_wrap=True, width=int(os.environ.get("COLUMNS", "120")))
+
+
+out = _console()
+err = _console(stderr=True)
+
+
+def show_comparison(results: api.Results) -> None:
+    """The table in the terminal; the same rows as in the report."""
+    from .report import finding, is_share, p_text, score_text
+
+    rows = results.rows()
+    metric = results.runs[0].summary["metric"]
+    reference = next((r for r in rows if r.headline), rows[0])
+    pairs = {p: t for t in results.tests() for p in ((t.first, t.second), (t.second, t.first))}
+    count = len(reference.seeds)
+    title = f"Best mean test {metric} over the rounds, {count} seed{'s' if count > 1 else ''}"
+    table = Table(Column("method:model", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+    for head in ("mean", "worst\nclient", "±\nclients", "±\nseeds", "last", "validated", "p"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        test = pairs.get((reference.name, row.name))
+        table.add_row(
+            f"[bold]{row.name}[/]" if row.headline else row.name,
+            *(score_text(v, metric) for v in (row.bmta, row.worst, row.std_clients, row.std_seeds)),
+            *(score_text(v, metric) for v in (row.last, row.validated)),
+            p_text(test.p) if test else "",
+        )
+    out.print(table)
+    out.print(
+        "Headline models first (bold). The best round is picked on test data, which flatters every row alike; "
+        "`validated` is picked on validation data. p: Wilcoxon's signed-rank test over clients against "
+        f"{reference.name}, two-sided, with Holm's correction.",
+        style="dim",
+        highlight=False,
+    )
+    for sentence in finding(results.runs):
+        out.print(sentence, highlight=False)
+    worse = results.worse_than_alone()
+    for name, clients in worse.items():
+        if clients:
+            share = is_share(metric)
+            listed = ", ".join(f"{c} {(b - a) * 100:+.1f}" if share else c for c, a, b in clients[:8])
+            more = f" and {len(clients) - 8} more" if len(clients) > 8 else ""
+            unit = " (points)" if share else ""
+            out.print(f"Worse off with {name} than alone{unit}: {listed}{more}.", highlight=False)
+
+
+def show_run(finished: Run) -> None:
+    from .report import score_text
+
+    summary = finished.summary
+    table = Table("model", "best mean", "round", "last", "validated", "± clients")
+    for name, m in summary["models"].items():
+        label = f"[bold]{name}[/]" if name == summary["headline"] else name
+        scores = [score_text(m[k], summary["metric"]) for k in ("bmta", "last", "validated", "std")]
+        at = str(m["bmta_round"]) if m["bmta_round"] <= summary["rounds"] else "final"
+        table.add_row(label, scores[0], at, *scores[1:])
+    out.print(table)
+    kin = summary["collaboration"]
+    if kin and kin["within_group"] is not None:
+        out.print(
+            f"Within the known groups: {kin['within_group']:.1%} of the attention; "
+            f"groups read off xi agree with adjusted Rand index {kin['adjusted_rand']:.2f}.",
+            highlight=False,
+        )
+    if summary["novel"]:
+        for name, m in summary["novel"]["models"].items():
+            out.print(f"Newcomers, {name}: {score_text(m['mean'], summary['metric'])}", highlight=False)
+    out.print(f"Run: [bold]{finished.path}[/]   Report: fedkin report {finished.path}", soft_wrap=True)
+
+
+@contextmanager
+def bar() -> Iterator[Progress | None]:
+    """A progress bar on a terminal, None elsewhere."""
+    if not err.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=err, transient=True) as progress:
+        yield progress
+
+
+@contextmanager
+def listening(rounds: int, path: Path) -> Iterator[Listener]:
+    """A listener that shows the rounds: a bar on a terminal, plain lines elsewhere (about forty of them)."""
+    with interruptible() as stop, bar() as progress:
+        task = progress.add_task("rounds", total=rounds, note="") if progress else None
+        every = max(1, rounds // 40)
+
+        def on_start(ready: Assembly) -> None:
+            a = ready
+            err.print(
+                f"{a.config.method} on {a.config.data.name} ({a.config.data.split}), {a.problem.known} clients, "
+                f"{a.problem.layout.parameters:,} parameters, {a.device.type}; {a.execution.name}: {a.reason}. "
+                f"Writing to {path}.",
+                highlight=False,
+            )
+
+        def on_round(record: dict[str, Any]) -> None:
+            note = "  ".join(f"{name} {m['mean']:.4f}" for name, m in record["models"].items())
+            if progress and task is not None:
+                progress.update(task, completed=min(record["round"], rounds), note=note)
+            elif record["round"] % every == 0 or record.get("final"):
+                what = "final" if record.get("final") else f"round {record['round']}/{rounds}"
+                err.print(f"{what}  {note}  {record['seconds']:.2f} s", highlight=False)
+
+        try:
+            yield Listener(on_start, on_round, lambda sentence: err.print(sentence, style="yellow"), stop)
+        except Interrupted as error:
+            raise Interrupted(f"{error} Go on with `fedkin resume {path}`.") from None
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Inside, the first Ctrl-C asks to stop after the round; a second one stops at once."""
+    asked = False
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:  # said here, as typer turns a KeyboardInterrupt into a silent exit code 130
+            err.print("Stopped at once. The last checkpoint stays: `fedkin resume` goes on from it.")
+            raise KeyboardInterrupt
+        asked = True
+        err.print("\nStopping after this round and saving; once more stops at once (the last checkpoint stays).")
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
