@@ -1,4 +1,4 @@
-"""Own data and an own model in Python: three clinics with arrays, a small network, a model for each at the end.
+"""Own data and an own model in Python: four clinics and two ways to diagnose; who should learn from whom?
 
 python own_data.py
 """
@@ -9,6 +9,9 @@ import numpy as np
 from torch import nn
 
 import fedkin
+
+# The direction in which each clinic's patients are ill: the north agrees, and the south.
+ANGLES = {"north": 0.0, "north-west": 0.1, "south": 3.0, "south-west": 3.1}
 
 
 def clinic(angle: float, patients: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -24,12 +27,20 @@ def network(inputs: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 if __name__ == "__main__":
-    clinics = {"north": clinic(0.0, 60, 1), "south": clinic(0.2, 40, 2), "east": clinic(3.0, 50, 3)}
-    federation = fedkin.Federation.from_arrays(clinics, name="clinics")
-    done = fedkin.run(federation=federation, model=network, method="fedamp", rounds=15, out="runs/clinics")
-    xi = done.collaboration()
-    for name, weights in zip(done.summary["clients"], xi, strict=True):
-        listens = ", ".join(f"{w:.0%} to {other}" for w, other in zip(weights, done.summary["clients"], strict=True))
-        print(f"{name} listens {listens}")
-    tensors, about = done.model("north")
+    clinics = {name: clinic(angle, 40, seed) for seed, (name, angle) in enumerate(ANGLES.items())}
+    federation = fedkin.Federation.from_arrays(clinics, name="clinics", test_fraction=0.5)
+    results = fedkin.compare(
+        methods=["separate", "fedamp"], federation=federation, model=network, rounds=30, out="runs/clinics"
+    )
+    amp = fedkin.Run("runs/clinics/fedamp-seed0")
+    names = amp.summary["clients"]
+    for name, weights in zip(names, amp.collaboration(), strict=True):
+        print(
+            f"{name} listens " + ", ".join(f"{w:.0%} to {o}" for w, o in zip(weights, names, strict=True) if w > 0.01)
+        )
+    for row in results.rows():
+        print(f"{row.name}: {row.bmta:.0%} on average, {row.worst:.0%} at the worst clinic")
+    for row, clients in results.worse_than_alone().items():
+        print(f"better off alone than with {row}: {', '.join(name for name, _, _ in clients) or 'nobody'}")
+    tensors, about = amp.model("north")
     print(f"north's model: {about['chosen']} of {about['method']}, {sum(t.numel() for t in tensors.values())} numbers")

@@ -520,3 +520,53 @@ def test_a_comparison_takes_own_data_and_an_own_model(tmp_path):
     )
     assert {r.summary["data"] for r in results.runs} == {"measurements"}
     assert {r.config["model"]["name"] for r in results.runs} == {"test_api:network"}
+
+
+# ---- what a user would expect ----
+
+
+def test_a_module_may_be_given_as_it_is_and_every_client_starts_from_its_weights(tmp_path):
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    ready = fedkin.api.prepare(SMALL, model=module)
+    assert torch.equal(ready.problem.initial, torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
+    assert fedkin.run(SMALL, model=module, out=tmp_path / "run").complete
+
+
+def test_a_metric_of_ones_own_can_be_one_where_less_is_better(tmp_path):
+    def error(outputs: Tensor, y: Tensor) -> Tensor:
+        return (outputs.argmax(1) != y).double()
+
+    run = fedkin.run(SMALL, metric=error, learning={"lower_is_better": True}, out=tmp_path / "run")
+    means = [line["models"][run.summary["headline"]]["mean"] for line in run.rounds]
+    assert run.summary["higher_is_better"] is False
+    assert run.summary["models"][run.summary["headline"]]["bmta"] == pytest.approx(min(means))
+
+
+def test_a_setting_given_by_its_last_name_is_told_its_full_one():
+    for said, full in (({"lr": 0.1}, "local.lr"), ({"sigma": 1.0, "method": "fedamp"}, "settings.sigma")):
+        with pytest.raises(FedkinError, match=full):
+            fedkin.api.prepare(said)
+
+
+def test_data_and_model_may_be_named_by_a_word():
+    config = fedkin.api.prepare(data="digits", model={"name": "logistic"}, rounds=1).config
+    assert (config.data.name, config.model.name) == ("digits", "logistic")
+
+
+def test_clients_with_hardly_any_data_are_mentioned(tmp_path):
+    arrays = {"large": (np.zeros((20, 2)), np.arange(20) % 2), "small": (np.zeros((4, 2)), np.arange(4) % 2)}
+    ready = fedkin.api.prepare(federation=fedkin.Federation.from_arrays(arrays), model={"name": "logistic"})
+    assert any("small" in sentence and "large" not in sentence for sentence in ready.warnings)
+
+
+def test_newcomers_stand_beside_known_clients_in_table_and_report(tmp_path):
+    settings = merge(SMALL, {"participation": {"novel": 0.4}})
+    results = fedkin.compare(settings, methods=["separate", "fedamp"], out=tmp_path / "c")
+    served = {name: (known, new) for name, known, new in fedkin.comparison.newcomers(results.runs)}
+    assert set(served) == {"separate:personal", "fedamp:cloud", "fedamp:personal"}
+    for run in results.runs:
+        name = f"{run.summary['method']}:{run.summary['headline']}"
+        assert served[name][1] == pytest.approx(run.rounds[-1]["models"][run.summary["headline"]]["mean"])
+    page = results.report().read_text()
+    assert all(client in page.partition("Newcomers")[2] for client in results.runs[0].summary["novel"]["clients"])

@@ -173,7 +173,7 @@ def test_an_unknown_setting_is_answered_with_its_place_and_the_nearest_right_one
         ({"data": {"split": "practicl"}}, "data.split = 'practicl'", "Did you mean 'practical'?"),
         ({"settings": {"sigma": "wide"}}, "settings.sigma = 'wide'", "'auto' or input should be a valid number"),
         ({"settings": {"beta": -1}}, "settings.beta = -1", "greater than 0"),
-        ({"data": "digits"}, "data is a table of settings (name, given, split", "not 'digits'"),
+        ({"local": "adam"}, "local is a table of settings (epochs, batch_size", "not 'adam'"),
         ({"settings": 3}, "settings is a table of settings", "not 3"),
         ({"model": {"settings": [64]}}, "model.settings is a table of settings", "not [64]"),
     ],

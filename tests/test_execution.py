@@ -373,7 +373,7 @@ def test_convolutions_on_a_cpu_run_a_client_at_a_time() -> None:
 def test_what_was_asked_for_is_done_where_it_can_be(name: str) -> None:
     for wanted in ("stacked", "one-by-one"):
         choice = chosen(name, wanted)
-        assert choice.execution.name == wanted and choice.reason == "asked for"
+        assert choice.execution.name == wanted and choice.reason == "as configured"
 
 
 @pytest.mark.parametrize("wanted", ["auto", "stacked", "one-by-one"])

@@ -202,7 +202,7 @@ X, Y = arrays()
         ({}, "at least one client"),
         (bad(X, Y[:19]), "'odd' has 20 samples but 19 targets"),
         (bad(X[:0], Y[:0]), "'odd', training data: there is no sample"),
-        (bad(X[:1], Y[:1]), "'odd', training data: there is no sample"),
+        (bad(X[:1], Y[:1]), "'odd' has one sample"),
         (bad(np.where(X > 1, np.nan, X), Y), "'odd', training data: there are NaN or infinite inputs"),
         (bad(X, Y, np.full((2, 2), np.inf), Y[:2]), "'odd', test data: there are NaN or infinite inputs"),
         (bad(X, -1 - Y), "'odd', training data: labels run from -3 to -1"),
@@ -249,3 +249,23 @@ def test_the_part_for_testing_has_to_be_a_part(share):
 def test_a_group_of_nobody_is_refused():
     with pytest.raises(FederationError, match="`groups` names south"):
         Federation.from_arrays({"north": (X, Y)}, groups={"south": 1, "north": 0})
+
+
+def test_what_is_printed_of_a_federation_shows_no_data():
+    secret = np.full((6, 2), 12345.5, dtype=np.float32)
+    federation = Federation.from_arrays({"ward": (secret, np.arange(6) % 2)})
+    shown = f"{federation!r} {federation.clients[0]!r} {federation.clients}"
+    assert "12345" not in shown
+    assert "ward" in shown
+
+
+def test_counts_are_a_regression_when_asked_for():
+    counts = np.array([3, 9, 4, 1, 7, 2])
+    federation = Federation.from_arrays({"ward": (np.zeros((6, 1)), counts)}, "regression")
+    assert federation.task.kind == "regression"
+    assert federation.clients[0].train[1].is_floating_point()
+
+
+def test_a_client_with_one_sample_cannot_be_cut_in_two():
+    with pytest.raises(FederationError, match="'ward' has one sample"):
+        Federation.from_arrays({"ward": (np.zeros((1, 1)), np.array([0]))})

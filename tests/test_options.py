@@ -102,7 +102,7 @@ def test_the_methods_own_settings_are_those_of_the_method_that_is_run(tmp_path):
     for said in ("fedprox", '"fedprox"'):
         assert parse(["--mu", "0.5", "--method", said])["settings"] == {"mu": 0.5}
     assert parse(["--sigma", "3"])["settings"] == {"sigma": 3}, "fedamp is what is run unless told otherwise"
-    with pytest.raises(ConfigError, match="There is no setting 'sigma'"):
+    with pytest.raises(ConfigError, match="'sigma' is a setting of fedamp, heurfedamp, not"):
         parse([str(file), "--sigma", "3"])
 
 

@@ -136,8 +136,8 @@ def test_a_new_run_goes_into_a_new_or_an_empty_folder_alone(tmp_path):
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "thesis.tex").write_text("do not touch")
     (tmp_path / "file").write_text("do not touch")
-    for name, said in (("empty", "holds another run"), ("other", "is not empty"), ("file", "is not a folder")):
-        with pytest.raises(RunError, match=f"{name} {said}; choose another folder"):
+    for name, said in (("empty", "holds an unfinished run"), ("other", "is not empty"), ("file", "is not a folder")):
+        with pytest.raises(RunError, match=f"{name} {said}.*; choose another folder"):
             Writer.create(tmp_path / name, CONFIG)
     with pytest.raises(RunError, match="cannot be made: Not a directory"):
         Writer.create(tmp_path / "file" / "below", CONFIG)

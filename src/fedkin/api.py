@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,9 @@ from .runs import Checkpoint, Run, RunError, Writer
 from .task import reference_of
 
 Settings = Mapping[str, Any]
+Network = Callable[..., nn.Module] | nn.Module | str | Settings
+"""A function or class that builds a module (from `inputs` and `outputs` if it takes them), a module to copy, or one of
+ours by its name or its table of settings."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ def run(
     config: Settings | Config | Path | str | None = None,
     *,
     federation: Federation | None = None,
-    model: Callable[..., nn.Module] | None = None,
+    model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
     out: Path | str | None = None,
@@ -85,7 +89,7 @@ def prepare(
     config: Settings | Config | Path | str | None = None,
     *,
     federation: Federation | None = None,
-    model: Callable[..., nn.Module] | None = None,
+    model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
     **settings: Any,
@@ -93,13 +97,19 @@ def prepare(
     """Everything up to the first round, without writing anything."""
     raw = merge(_table(config), settings)
     own: dict[str, Any] = {}
+    if isinstance(model, str | Mapping):  # one of ours, by its name and settings
+        raw, model = merge(raw, {"model": {"name": model} if isinstance(model, str) else model}), None
+    name = None if model is None else reference_of(model)
+    model = _factory(model)
     if federation is not None:
         own["data"] = {"name": federation.name, "given": True}
         if "split" not in raw.get("data", {}):
             own["data"]["split"] = federation.split
-    for key, table, given in (("name", "model", model), ("loss", "learning", loss), ("metric", "learning", metric)):
+    if name is not None:
+        own["model"] = {"name": name}
+    for key, given in (("loss", loss), ("metric", metric)):
         if given is not None:
-            own.setdefault(table, {})[key] = reference_of(given)
+            own.setdefault("learning", {})[key] = reference_of(given)
     resolved = resolve(merge(raw, own))
     return assemble(resolved, federation, model=model, loss=loss, metric=metric)
 
@@ -116,7 +126,7 @@ def resume(
     path: Path | str,
     *,
     federation: Federation | None = None,
-    model: Callable[..., nn.Module] | None = None,
+    model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
     listener: Listener | None = None,
@@ -129,7 +139,7 @@ def resume(
     if run.complete:
         return run
     config = run.resolved()
-    ready = assemble(config, federation, model=model, loss=loss, metric=metric)
+    ready = assemble(config, federation, model=_factory(model), loss=loss, metric=metric)
     writer = Writer(run.path)
     checkpoint = Checkpoint.load(writer.checkpoint, ready.config) if writer.checkpoint.exists() else None
     writer.cut_back(checkpoint.round if checkpoint else 0)
@@ -144,7 +154,7 @@ def compare(
     methods: Sequence[str],
     seeds: int | Sequence[int] = 1,
     federation: Federation | None = None,
-    model: Callable[..., nn.Module] | None = None,
+    model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
     out: Path | str = "runs/comparison",
@@ -224,6 +234,13 @@ def _announce(ready: Assembly, listener: Listener | None) -> None:
         for sentence in ready.warnings:
             listener.on_warning(sentence)
         listener.on_start(ready)
+
+
+def _factory(model: Network | None) -> Callable[..., nn.Module] | None:
+    """A module given as it is becomes a factory of its copies: all clients start from its weights."""
+    if isinstance(model, nn.Module):
+        return lambda: copy.deepcopy(model)
+    return None if isinstance(model, str | Mapping) else model
 
 
 def _table(config: Settings | Config | Path | str | None) -> dict[str, Any]:

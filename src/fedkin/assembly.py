@@ -18,10 +18,12 @@ from .method import Method
 from .task import Task, class_weights, loss_named, metric_named
 from .weights import Layout
 
+FEW = 5
+"""Training samples below which a client's part in the means deserves a word."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Assembly:
     """A run, ready to start. Rows from `problem.known` on are newcomers; `test` is for the engine alone."""
 
@@ -102,6 +104,7 @@ def assemble(
     train = Samples.of(parts, device)
     first = parts[0][0][:4].to(device), parts[0][1][:4].to(device)
     choice: Choice = choose(module, layout, task.loss, *first, wanted=config.execution)
+    warnings += _worth_knowing(config, method, everyone)
     if config.execution == "stacked" and not isinstance(choice.execution, Stacked):
         warnings.append(f"Clients cannot be stacked: {choice.reason}. They run one by one.")
     config = config.model_copy(update={"execution": choice.execution.name, "device": device.type})
@@ -158,9 +161,24 @@ def _task(task: Task, config: Config, loss: Function | None, metric: Function | 
             task = replace(task, loss=loss_named(loss or config.learning.loss))
         if config.learning.metric != "default":
             task = replace(task, metric=metric_named(metric or config.learning.metric))
+        if config.learning.lower_is_better:
+            task = replace(task, metric=replace(task.metric, higher_is_better=False))
     except ValueError as error:
         raise ConfigError(str(error)) from None
     return task
+
+
+def _worth_knowing(config: Config, method: Method, federation: Federation) -> list[str]:
+    """What is not wrong but may surprise, in sentences."""
+    told = []
+    few = [c.name for c in federation.clients if c.samples < FEW]
+    if few:
+        listed = ", ".join(few[:5]) + (" and more" if len(few) > 5 else "")
+        told.append(f"{len(few)} of {len(federation)} clients have fewer than {FEW} training samples: {listed}.")
+    if config.preset == "paper" and not method.paper(config.data.name, config.data.split):
+        place = f"{config.data.name} ({config.data.split})"
+        told.append(f"preset = 'paper' changes nothing: {config.method} has no published values for {place}.")
+    return told
 
 
 def _newcomers(federation: Federation, share: float, seed: int) -> list[str]:

@@ -154,7 +154,7 @@ def methods_(name: Annotated[str | None, typer.Argument(help="A method, to see i
     out.print(f"[bold]{name}[/]: {inspect.getdoc(kind) or ''}\n", highlight=False)
     table = Table(Column("setting", no_wrap=True), Column("default", overflow="fold"), "meaning")
     for field, info in kind.model_fields.items():
-        table.add_row(f"settings.{field}", json.dumps(info.default), info.description or "")
+        table.add_row(f"settings.{field}", json.dumps(info.default), options.meaning(info))
     out.print(table if kind.model_fields else "It has no settings of its own.")
     if kind.local:
         out.print("Local training unless told otherwise: " + ", ".join(f"{k} = {v}" for k, v in kind.local.items()))
@@ -166,7 +166,7 @@ def settings_() -> None:
     table = Table(Column("setting", no_wrap=True), Column("default", overflow="fold"), "meaning")
     for path, info in options.described(Config):
         default = "" if info.default is None or info.is_required() else json.dumps(info.default)
-        table.add_row(path, default, info.description or "")
+        table.add_row(path, default, options.meaning(info))
     out.print(table)
     out.print(
         "A last name is enough where it is the only one: --lr 0.01 is local.lr. The data set and the method may have "

@@ -19,7 +19,7 @@ Extra = Callable[[Tensor, int], Tensor]
 """f(w, k): what is added to the gradient of the first k rows; w (k, d) are their parameters."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Samples:
     """The samples of several clients on one device: client i's are x[starts[i] : starts[i] + counts[i]]."""
 
@@ -73,7 +73,7 @@ PREDICTORS: dict[str, Callable[[Callable[[Tensor, Tensor], Tensor], State, Tenso
 Model = Tensor | Predictor
 
 
-@dataclass
+@dataclass(repr=False)
 class Cohort:
     """Clients of one device, sorted by falling number of training samples: those still training at a step are a prefix.
 

@@ -20,6 +20,8 @@ from fedkin import statistics
 from fedkin.statistics import Comparison
 
 ALONE = "separate"
+ORACLE = "groups"
+"""Told the groups: an upper bound, not a contender."""
 # Settings in which two runs may differ and still be the same method tried twice.
 INCIDENTAL = {"out", "path", "folder", "device", "execution", "data_folder"}
 
@@ -188,6 +190,18 @@ def worse_than_alone(runs: Sequence[Run]) -> dict[str, list[tuple[str, float, fl
         gains = {name: round((joined[name] - alone[name]) * (1 if higher else -1), 6) for name in joined}
         worse[row] = [(name, alone[name], joined[name]) for name in joined if gains[name] < 0]
     return worse
+
+
+def newcomers(runs: Sequence[Run]) -> list[tuple[str, float, float]]:
+    """For each `method:model` the closing mean of known clients and the mean of newcomers, over seeds."""
+    served = []
+    for method, members in by_method(runs).items():
+        held = [run.summary for run in members if run.summary.get("novel")]
+        for model in held[0]["novel"]["models"] if held else ():
+            known = float(np.mean([s["models"][model]["last"] for s in held]))
+            new = float(np.mean([s["novel"]["models"][model]["mean"] for s in held]))
+            served.append((f"{method}:{model}", known, new))
+    return served
 
 
 def joining(runs: Sequence[Run]) -> dict[str, tuple[dict[str, float], dict[str, float]]]:

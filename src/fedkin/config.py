@@ -57,6 +57,7 @@ class Learning(_Strict):
 
     loss: str = "default"
     metric: str = "default"
+    lower_is_better: Annotated[bool, Field(description="of a metric of your own: the lower, the better")] = False
 
 
 class Participation(_Strict):
@@ -110,6 +111,7 @@ def resolve(raw: Mapping[str, Any]) -> Config:
 
     What is not said comes from the method where it presupposes something, then from the data set, then from here.
     """
+    raw = {k: {"name": v} if k in ("data", "model") and isinstance(v, str) else v for k, v in raw.items()}
     _refuse_unknown(raw, Config, "")
     shape = _validated(Config, {k: v for k, v in raw.items() if k != "settings"}, "")
     assert isinstance(shape, Config)
@@ -150,6 +152,9 @@ def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) 
     fields = model.model_fields
     for key, value in raw.items():
         if key not in fields:
+            full = [] if where else _paths_ending_in(key, raw)
+            if full:
+                raise ConfigError(f"There is no setting {key!r} here. Its full name is {' or '.join(map(repr, full))}.")
             raise ConfigError(unknown_key(f"{where}{key}", [f"{where}{f}" for f in fields]))
         inner = fields[key].annotation
         if isinstance(inner, type) and issubclass(inner, BaseModel):
@@ -160,6 +165,19 @@ def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) 
             _refuse_unknown(value, inner, f"{where}{key}.")
         elif key == "settings" and not isinstance(value, Mapping):
             raise ConfigError(f"{where}{key} is a table of settings, not {value!r}.")
+
+
+def _paths_ending_in(key: str, raw: Mapping[str, Any]) -> list[str]:
+    """Where a setting lies that was given by its last name."""
+    tables = {name: info.annotation for name, info in Config.model_fields.items()}
+    found = [
+        f"{name}.{key}"
+        for name, inner in tables.items()
+        if isinstance(inner, type) and issubclass(inner, BaseModel) and key in inner.model_fields
+    ]
+    method = raw.get("method", Config().method)
+    known = isinstance(method, str) and (":" in method or method in methods.names())
+    return [*found, f"settings.{key}"] if known and key in methods.find(method).model_fields else found
 
 
 def unknown_key(key: str, known: Iterable[str], also: Iterable[str] = ()) -> str:

@@ -20,7 +20,7 @@ from .task import Loss
 from .weights import Layout
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Batch:
     """One mini-batch for each of the first k clients.
 
@@ -258,9 +258,9 @@ def choose(module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor, 
     exact = loss.per_sample and not has_batch_statistics(module)
     stacked.pads = exact and _padding_is_exact(Stacked(probe, layout, loss, x.device), probe, x, y)
     if wanted == "stacked":
-        return Choice(stacked, "asked for")
+        return Choice(stacked, "as configured")
     if wanted == "one-by-one":
-        return Choice(plain, "asked for")
+        return Choice(plain, "as configured")
     if x.device.type == "cpu" and any(isinstance(m, CONVOLUTIONS) for m in module.modules()):
         return Choice(plain, "convolutions on a CPU are faster a client at a time")
     return Choice(stacked, "all clients train at once")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,6 +36,10 @@ class Client:
     def samples(self) -> int:
         """n_i: training samples, the validation part not counted."""
         return len(self.train[1])
+
+    def __repr__(self) -> str:
+        """Without data: what is printed ends up in logs."""
+        return f"Client({self.name!r}, {self.samples} training and {len(self.test[1])} test samples)"
 
 
 @dataclass(frozen=True)
@@ -68,6 +73,10 @@ class Federation:
     def __len__(self) -> int:
         return len(self.clients)
 
+    def __repr__(self) -> str:
+        task = self.task
+        return f"Federation({self.name!r}, {len(self)} clients, {task.kind}, {task.inputs} -> {task.outputs})"
+
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(c.name for c in self.clients)
@@ -81,7 +90,7 @@ class Federation:
     @staticmethod
     def from_arrays(
         clients: Mapping[str, Sequence[object]],
-        task: Task | None = None,
+        task: Task | Literal["classification", "regression"] | None = None,
         *,
         test_fraction: float = 0.25,
         groups: Mapping[str, int] | None = None,
@@ -91,8 +100,8 @@ class Federation:
         """A federation from arrays: {name: (x, y)} or {name: (x_train, y_train, x_test, y_test)}.
 
         With (x, y) a share of each client's samples, `test_fraction`, is set aside for testing. Without a task, whole
-        numbers as targets mean classification, anything else regression. Inputs become floating-point numbers; where
-        they have to stay whole (numbers of words), build `Client`s.
+        numbers as targets mean classification, anything else regression; say task="regression" for counts. Inputs
+        become floating-point numbers; where they have to stay whole (numbers of words), build `Client`s.
         """
         if not 0 < test_fraction < 1:
             raise FederationError(f"test_fraction is {test_fraction}, but has to lie between 0 and 1, both excluded.")
@@ -111,15 +120,19 @@ class Federation:
                     raise FederationError(f"Client {client!r} has {len(a)} samples but {len(b)} targets.")
             if len(parts) == 2:
                 x, y = parts
+                if len(y) == 1:
+                    raise FederationError(
+                        f"Client {client!r} has one sample; with (x, y) it needs two at least, one of them to test on."
+                    )
                 order = torch.randperm(len(y), generator=streams.generator(seed, client, 0, "test part"))
                 held = max(1, round(test_fraction * len(y)))
                 parts = [x[order[held:]], y[order[held:]], x[order[:held]], y[order[:held]]]
             x, x_test = (p if p.is_floating_point() else p.float() for p in parts[::2])
-            y, y_test = (p if p.is_floating_point() else p.long() for p in parts[1::2])
+            y, y_test = (_target(p, task) for p in parts[1::2])
             built.append(Client(client, (x, y), (x_test, y_test), group=(groups or {}).get(client)))
         if not built:
             raise FederationError("A federation needs at least one client; none was given.")
-        return Federation(name, tuple(built), task or _guessed(built))
+        return Federation(name, tuple(built), task if isinstance(task, Task) else _guessed(built))
 
     def with_validation(self, share: float, seed: int) -> Federation:
         """Sets aside round(share * n) training samples of each client, at least one if n >= 5, else none.
@@ -190,8 +203,18 @@ def _tensor(array: object, client: str) -> Tensor:
     except (TypeError, ValueError):
         tensor = torch.empty(())
     if tensor.ndim == 0:
-        raise FederationError(f"Client {client!r}: give arrays of numbers, with a row for each sample.")
+        raise FederationError(
+            f"Client {client!r}: give arrays of numbers, with a row for each sample; classes as numbers from 0 on."
+        )
     return tensor
+
+
+def _target(y: Tensor, task: Task | str | None) -> Tensor:
+    """Targets as floating-point numbers or as int64 classes, whichever they are or the task wants."""
+    if task == "regression" or (isinstance(task, Task) and task.kind == "regression"):
+        return y if y.is_floating_point() else y.float()
+    whole = not y.is_floating_point() or (task == "classification" and bool((y == y.round()).all()))
+    return y.long() if whole else y
 
 
 def _guessed(clients: Sequence[Client]) -> Task:

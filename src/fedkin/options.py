@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -71,6 +71,21 @@ def described(model: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, F
             yield f"{prefix}{name}", info
 
 
+def meaning(info: FieldInfo) -> str:
+    """What a setting does, and the words it may be."""
+    words = ", ".join(map(str, dict.fromkeys(_words(info.annotation))))
+    return ": ".join(part for part in (info.description, words) if part)
+
+
+def _words(annotation: Any) -> Iterable[str]:
+    """The words among what a setting may be."""
+    if get_origin(annotation) is Literal:
+        yield from (word for word in get_args(annotation) if isinstance(word, str))
+    else:
+        for inner in get_args(annotation):
+            yield from _words(inner)
+
+
 def _full(key: str, known: list[str]) -> str:
     key = SHORT.get(key, key)
     if key in known or key.startswith(("model.settings.", "methods.")):
@@ -83,6 +98,10 @@ def _full(key: str, known: list[str]) -> str:
     inside = [path for path in known if path.startswith(f"{key}.")]
     if inside:
         raise ConfigError(f"{key!r} is a table; its settings are {', '.join(inside)}.")
+    bare = key.removeprefix("settings.")
+    others = [name for name in methods.names() if bare in methods.find(name).model_fields]
+    if others:
+        raise ConfigError(f"{bare!r} is a setting of {', '.join(others)}, not of the method chosen here.")
     raise ConfigError(unknown_key(key, known, [*SHORT, *(path.rpartition(".")[2] for path in known)]))
 
 

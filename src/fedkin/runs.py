@@ -180,7 +180,10 @@ def _taken(path: Path) -> str:
     if not path.is_dir():
         return "is not a folder"
     if (path / "config.toml").exists():
-        return "holds another run"
+        unfinished = not (path / "summary.json").exists()
+        return (
+            f"holds an unfinished run (`fedkin resume {path}` goes on with it)" if unfinished else "holds another run"
+        )
     # A config.toml.new alone is what a run leaves that was killed before it began.
     return "is not empty" if {p.name for p in path.iterdir()} - {"config.toml.new"} else ""
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from . import api
+from . import api, comparison
 from .assembly import Assembly
 from .engines.simulation import Interrupted, Listener
 from .runs import Run
@@ -42,7 +42,8 @@ def show_comparison(results: api.Results) -> None:
     reference = next((r for r in rows if r.headline), rows[0])
     pairs = {p: t for t in results.tests() for p in ((t.first, t.second), (t.second, t.first))}
     count = len(reference.seeds)
-    title = f"Best mean test {metric} over the rounds, {count} seed{'s' if count > 1 else ''}"
+    better = "higher" if results.runs[0].summary["higher_is_better"] else "lower"
+    title = f"Best mean test {metric} over the rounds ({better} is better), {count} seed{'s' if count > 1 else ''}"
     table = Table(Column("method:model", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
     for head in ("mean", "worst\nclient", "±\nclients", "±\nseeds", "last", "validated", "p"):
         table.add_column(head, justify="right", no_wrap=True)
@@ -56,12 +57,14 @@ def show_comparison(results: api.Results) -> None:
         )
     out.print(table)
     out.print(
-        "Headline models first (bold). The best round is picked on test data, which flatters every row alike; "
+        "Headline models first (bold). The best round is picked on test data, which flatters every row alike; worst "
+        "client: of each seed, then the mean; "
         "`validated` is picked on validation data. p: Wilcoxon's signed-rank test over clients against "
         f"{reference.name}, two-sided, with Holm's correction.",
         style="dim",
         highlight=False,
     )
+    show_newcomers(results.runs)
     for sentence in finding(results.runs):
         out.print(sentence, highlight=False)
     worse = results.worse_than_alone()
@@ -72,6 +75,20 @@ def show_comparison(results: api.Results) -> None:
             more = f" and {len(clients) - 8} more" if len(clients) > 8 else ""
             unit = " (points)" if share else ""
             out.print(f"Worse off with {name} than alone{unit}: {listed}{more}.", highlight=False)
+
+
+def show_newcomers(runs: list[Run]) -> None:
+    """What clients got that were held out of training, beside those that were not."""
+    from .report import score_text
+
+    served = comparison.newcomers(runs)
+    if served:
+        metric, novel = runs[0].summary["metric"], runs[0].summary["novel"]["clients"]
+        table = Table("newcomers", "known clients", "newcomers", box=SIMPLE_HEAD, padding=0)
+        for name, known, new in served:
+            table.add_row(name, score_text(known, metric), score_text(new, metric))
+        out.print(table)
+        out.print(f"Held out of training: {', '.join(novel[:8])}{' …' if len(novel) > 8 else ''}.", highlight=False)
 
 
 def show_run(finished: Run) -> None:
@@ -92,9 +109,7 @@ def show_run(finished: Run) -> None:
             f"groups read off xi agree with adjusted Rand index {kin['adjusted_rand']:.2f}.",
             highlight=False,
         )
-    if summary["novel"]:
-        for name, m in summary["novel"]["models"].items():
-            out.print(f"Newcomers, {name}: {score_text(m['mean'], summary['metric'])}", highlight=False)
+    show_newcomers([finished])
     out.print(f"Run: [bold]{finished.path}[/]   Report: fedkin report {finished.path}", soft_wrap=True)
 
 
@@ -117,9 +132,10 @@ def listening(rounds: int, path: Path) -> Iterator[Listener]:
         every = max(1, rounds // 40)
 
         def on_start(ready: Assembly) -> None:
-            a = ready
+            a, new = ready, len(ready.problem) - ready.problem.known
             err.print(
-                f"{a.config.method} on {a.config.data.name} ({a.config.data.split}), {a.problem.known} clients, "
+                f"{a.config.method} on {a.config.data.name} ({a.config.data.split}), {a.problem.known} clients"
+                f"{f' and {new} newcomers' if new else ''}, "
                 f"{a.problem.layout.parameters:,} parameters, {a.device.type}; {a.execution.name}: {a.reason}. "
                 f"Writing to {path}.",
                 highlight=False,

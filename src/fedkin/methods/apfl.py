@@ -22,7 +22,7 @@ class APFL(Method):
 
     alpha: Annotated[float, Field(ge=0, le=1, description="weight of the client's own model at the start")] = 0.5
     adaptive: Annotated[bool, Field(description="learn alpha, once a round")] = True
-    mix: Literal["parameters", "outputs"] = "parameters"
+    mix: Annotated[Literal["parameters", "outputs"], Field(description="what is mixed")] = "parameters"
 
     def check(self, problem: Problem, local: Local) -> None:
         if local.persist_optimiser:

@@ -46,7 +46,7 @@ class FedAMP(Method):
         Positive | dict[str, Positive],
         Field(description="step of the proximal term ||w - u||^2 / (2 beta); one number or one a client"),
     ] = 1e4
-    beta_decay: Annotated[float, Field(gt=0, le=1)] = 0.1
+    beta_decay: Annotated[float, Field(gt=0, le=1, description="factor by which beta falls")] = 0.1
     beta_every: Annotated[int, Field(ge=1, description="rounds between decays of beta")] = 30
     similarity: Annotated[
         Literal["all", "head", "updates"] | list[str], Field(description="weights that attention looks at, or layers")
@@ -54,7 +54,10 @@ class FedAMP(Method):
     init: Annotated[Literal["common", "independent", "pretrained"], Field(description="where clients start")] = "common"
     init_from: Annotated[Literal["cloud", "local"], Field(description="where a round's training starts")] = "cloud"
     mode: Annotated[Literal["practice", "theory"], Field(description="theory: Algorithm 1, step alpha")] = "practice"
-    attention: Literal["negative_exponential", "tamed_square_root", "mcp", "scad"] = "negative_exponential"
+    attention: Annotated[
+        Literal["negative_exponential", "tamed_square_root", "mcp", "scad"],
+        Field(description="function A of distances"),
+    ] = "negative_exponential"
     height: Annotated[float, Field(gt=0, description="of mcp and scad")] = 1.0
     gamma: Annotated[float, Field(gt=0, description="of mcp")] = 2.0
     a: Annotated[float, Field(gt=2, description="of scad")] = 3.7

@@ -93,7 +93,8 @@ def _equals(p: float) -> str:
 
 def finding(runs: Sequence[Run], reference: str | None = None) -> list[str]:
     """What was found, in sentences; the first is the headline. The reference is the one of `comparison.tests`."""
-    table = [row for row in comparison.rows(runs) if row.headline]
+    everyone = [row for row in comparison.rows(runs) if row.headline]
+    table = [row for row in everyone if row.method != comparison.ORACLE] or everyone
     sentences = [_alone_sentence(runs, table[0])] if len(table) == 1 else [_lead(runs, table, reference)]
     sentences += _joining_sentence(runs, table)
     if all(row.validated is not None for row in table):
@@ -104,6 +105,10 @@ def finding(runs: Sequence[Run], reference: str | None = None) -> list[str]:
         if values[:1] == values[1:2]:
             who = f"{honest[0].method} and {honest[1].method} are level at"
         sentences.append(f"With the round chosen on validation data, which is the honest choice, {who} {values[0]}.")
+    for row in everyone:
+        if row not in table:
+            best = score_text(row.bmta, runs[0].summary["metric"])
+            sentences.append(f"{row.method} was told the groups; it is no contender but the mark to reach: {best}.")
     return sentences
 
 

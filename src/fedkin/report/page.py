@@ -100,6 +100,7 @@ def write_page(
         _section("Over the rounds", _curve_words(runs), figures.embed("curves", figures.curves(runs))),
         _section("The spread over clients", spread, figures.embed("distribution", figures.distribution(runs))),
         _clients(runs, table),
+        _newcomers(runs),
         _collaboration(runs),
         _settings(runs, about),
     ]
@@ -149,6 +150,7 @@ def _finding(runs: Sequence[Run], table: Sequence[Row], reference: str | None, n
 
 def _tiles(runs: Sequence[Run], table: Sequence[Row]) -> list[tuple[str, str, str]]:
     """The numbers to remember, as (label, value, of what)."""
+    table = [row for row in table if row.method != compare.ORACLE] or table
     metric, best = runs[0].summary["metric"], table[0]
     tiles = [(f"Best mean {metric_name(metric)}", score_text(best.bmta, metric), best.name)]
     joined, worse = compare.joining(runs), compare.worse_than_alone(runs)
@@ -249,6 +251,22 @@ def _clients(runs: Sequence[Run], table: Sequence[Row]) -> str:
     about += f"Small figures are the change from training alone; ▼ marks clients that did better alone: {counts}."
     about += "" if compare.higher_is_better(runs) else " Lower is better here, so a minus is a gain."
     return _section("Was it worth joining?", about, _table(heads, lines))
+
+
+def _newcomers(runs: Sequence[Run]) -> str:
+    """What clients got that were held out of training; nothing where none was."""
+    served, metric = compare.newcomers(runs), runs[0].summary["metric"]
+    if not served:
+        return ""
+    lines = [
+        f"<tr><th>{_e(name)}</th>{_cell(score_text(known, metric), known)}{_cell(score_text(new, metric), new)}</tr>"
+        for name, known, new in served
+    ]
+    held = ", ".join(_e(client) for client in runs[0].summary["novel"]["clients"])
+    about = (
+        f"Held out of training, in seed {runs[0].summary['seed']}: {held}. All methods gave them equal local epochs."
+    )
+    return _section("Newcomers", about, _table(_head(["method:model", "known clients", "newcomers"]), lines))
 
 
 def _score_cell(value: float | None, alone: float | None, lost: bool, metric: str) -> str:
