@@ -67,7 +67,6 @@ def assemble(
     """
     split_seed, init_seed, training_seed = config.seeds
     method = config.built_method()
-    warnings: list[str] = []
     if federation is None:
         federation = load_federation(config)
     dtype, device = DTYPES[config.precision], chosen_device(config.device)
@@ -77,16 +76,16 @@ def assemble(
     known, everyone = federation.without(newcomers)
     task = federation.task
 
-    def fresh(generator: torch.Generator) -> Tensor:
+    def drawn(seed: int) -> nn.Module:
         with torch.random.fork_rng([]):
-            torch.manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
-            return layout.row(
-                models.build(model or config.model.name, task.inputs, task.outputs, config.model.settings), dtype
-            )
+            torch.manual_seed(seed)
+            return models.build(model or config.model.name, task.inputs, task.outputs, config.model.settings)
 
-    with torch.random.fork_rng([]):
-        torch.manual_seed(streams.number(init_seed, "initial weights"))
-        module = models.build(model or config.model.name, task.inputs, task.outputs, config.model.settings)
+    def fresh(generator: torch.Generator) -> Tensor:
+        seed = int(torch.randint(2**62, (1,), generator=generator))
+        return layout.row(drawn(seed), dtype).to(device)
+
+    module = drawn(streams.number(init_seed, "initial weights"))
     models.check(module, task.inputs, task.outputs)
     _refuse_what_no_one_can_average(module)
     module = module.to(dtype)
@@ -104,7 +103,7 @@ def assemble(
     train = Samples.of(parts, device)
     first = parts[0][0][:4].to(device), parts[0][1][:4].to(device)
     choice: Choice = choose(module, layout, task.loss, *first, wanted=config.execution)
-    warnings += _worth_knowing(config, method, everyone)
+    warnings = _worth_knowing(config, method, everyone)
     if config.execution == "stacked" and not isinstance(choice.execution, Stacked):
         warnings.append(f"Clients cannot be stacked: {choice.reason}. They run one by one.")
     config = config.model_copy(update={"execution": choice.execution.name, "device": device.type})
@@ -130,7 +129,7 @@ def assemble(
         initial=layout.row(module, dtype).to(device),
         rounds=config.rounds,
         known=len(known),
-        fresh=lambda generator: fresh(generator).to(device),
+        fresh=fresh,
         groups=None if everyone.groups is None else everyone.groups.to(device),
         graph=None if everyone.graph is None else everyone.graph.to(device),
     )
@@ -138,10 +137,9 @@ def assemble(
         method.check(problem, config.local)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    ready = Assembly(
-        config, method, everyone, problem, cohort, Samples.of(tests, device), choice.execution, device, choice.reason
-    )
-    return replace(ready, warnings=tuple(warnings))
+    test = Samples.of(tests, device)
+    execution, reason = choice.execution, choice.reason
+    return Assembly(config, method, everyone, problem, cohort, test, execution, device, reason, tuple(warnings))
 
 
 def load_federation(config: Config) -> Federation:

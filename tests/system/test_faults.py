@@ -29,10 +29,23 @@ INCIDENTAL = {"seconds", "peak_bytes", "commit"}
 MACHINE = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
 
 
+STARTED: list[subprocess.Popen[str]] = []
+
+
 def start(*words: str | Path) -> subprocess.Popen[str]:
     """`fedkin …` as a process of its own."""
     command = [sys.executable, "-m", "fedkin", *map(str, words)]
-    return subprocess.Popen(command, env=MACHINE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, env=MACHINE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    STARTED.append(process)
+    return process
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_running() -> Iterator[None]:
+    """A test that fails half-way leaves no process behind."""
+    yield
+    while STARTED:
+        STARTED.pop().kill()
 
 
 def undisturbed(path: Path, *words: str) -> Path:
@@ -329,12 +342,12 @@ def test_ctrl_c_ends_after_saving_and_resume_completes_to_the_same_result(tmp_pa
 
 
 def test_where_checkpoints_are_dear_they_are_rare_but_stopping_always_saves(tmp_path, monkeypatch):
-    """A checkpoint of a fifth of a second is due every two seconds; these rounds take far less."""
+    """A checkpoint of 0.6 seconds is due every five and a half; these rounds take far less."""
     save, saved = Checkpoint.save, list[int]()
 
     def dear(self: Checkpoint, *rest: Any) -> None:
         saved.append(self.round)
-        time.sleep(0.2)
+        time.sleep(0.6)
         save(self, *rest)
 
     monkeypatch.setattr(Checkpoint, "save", dear)

@@ -103,8 +103,8 @@ class Simulation:
         xi = self.server.xi.clone() if "xi" in self.server else None
         message = self._download(self.problem, reached, round)
         upload, loss, good = self._train(clients, message.take(_places(clients, reached)), round)
+        diverged = [c for c, fine in zip(clients, good, strict=True) if not fine]
         if round >= 1:
-            diverged = {c for c, fine in zip(clients, good, strict=True) if not fine}
             scored = reached if self.config.participation.score == "all" else clients
             if self.scores.test:  # before the first scores there is nothing to carry forward
                 scored = [c for c in scored if c not in diverged]
@@ -124,6 +124,7 @@ class Simulation:
                 bytes_up=len(clients) * upload.bytes_per_client(),
                 participants=[self.problem.names[c] for c in clients],
                 train_loss=loss,
+                diverged=[self.problem.names[c] for c in diverged],
             )
 
     # ---- the parts of a round ----
@@ -160,9 +161,7 @@ class Simulation:
             cohort = self.a.cohort.take([clients[i] for i in chunk])
             if epochs > 1:
                 cohort.local = cohort.local.model_copy(update={"epochs": cohort.local.epochs * epochs})
-            remembered = before.take(places)
-            kept, own = _without_optimiser(remembered)
-            cohort.carried = kept
+            cohort.carried, own = _without_optimiser(before.take(places))
             upload, memory = self.method.train(cohort, message.take(places).for_clients(len(chunk)), own, round)
             memory = _with_optimiser(memory, cohort.carried)
             self._check_rows(upload, len(chunk), "train (upload)")
@@ -176,12 +175,12 @@ class Simulation:
         for client, fine in zip(clients, good, strict=True):
             if not fine:
                 self._diverged(client, round)
-        fine = torch.tensor([i for i, g in enumerate(good) if g], dtype=torch.int64, device=self.a.device)
         self.trained_from = before
-        if len(fine):
-            self.memory.put(torch.tensor(clients, device=self.a.device)[fine], memory.take(fine))
-            return upload, float(loss_of[fine.cpu()].mean()), good
-        return upload, None, good
+        kept = [i for i, g in enumerate(good) if g]
+        if not kept:
+            return upload, None, good
+        self.memory.put(torch.tensor([clients[i] for i in kept], device=self.a.device), memory.take(torch.tensor(kept)))
+        return upload, float(loss_of[kept].mean()), good
 
     def _diverged(self, client: int, round: int) -> None:
         name = self.a.problem.names[client]
@@ -256,7 +255,9 @@ class Simulation:
         models = self._score(everyone, message, round)
         xi = self.server.xi if "xi" in self.server else None
         facts = {"bytes_down": len(everyone) * message.bytes_per_client(), "bytes_up": 0, "participants": []}
-        self._record(round, xi, seconds=time.perf_counter() - started, **facts, train_loss=None, final=True)
+        self._record(
+            round, xi, seconds=time.perf_counter() - started, **facts, train_loss=None, diverged=[], final=True
+        )
         self.scores.hand_out(self.writer, everyone, models)
         return models
 
