@@ -1,39 +1,24 @@
-"""The command line: `fedkin demo | run | compare | resume | report | methods | settings | doctor`."""
+"""Running: `fedkin demo | run | compare | resume | report`, and what there is: `methods | settings | doctor`."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.table import Column, Table
 
-from . import __version__, api, comparison, methods, options
-from .config import Config
-from .engines.simulation import Diverged, Interrupted, Listener, MethodError
-from .errors import FedkinError
-from .runs import Run
-from .terminal import bar, err, interruptible, listening, out, show_comparison, show_run
+from .. import api, comparison, methods, options
+from ..config import Config
+from ..engines.simulation import Interrupted, Listener
+from ..errors import FedkinError
+from ..runs import Run
+from ..terminal import bar, err, interruptible, listening, out, show_comparison, show_run
+from .app import FREE, Out, Words, app
 
-app = typer.Typer(
-    help="Personalised federated learning for silos: each ends with a model of its own, trained with its kin.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-    rich_markup_mode="rich",
-)
-
-
-FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
-Words = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG.toml] [SETTINGS]…", hidden=True)]
-Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", show_default=False)]
 DEMO = ("separate", "fedavg", "fedamp", "heurfedamp", "groups")
-
-
-# ---- commands ----
 
 
 @app.command()
@@ -178,7 +163,7 @@ def settings_() -> None:
 @app.command()
 def doctor() -> None:
     """Check this machine: versions, device, and whether a small run works."""
-    from .diagnosis import diagnose
+    from ..diagnosis import diagnose
 
     table = Table("what", "state", "")
     healthy = True
@@ -188,13 +173,6 @@ def doctor() -> None:
     out.print(table)
     if not healthy:
         raise typer.Exit(1)
-
-
-@app.callback(invoke_without_command=True)
-def version(show: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
-    if show:
-        out.print(f"fedkin {__version__}")
-        raise typer.Exit
 
 
 # ---- comparing ----
@@ -255,19 +233,3 @@ def _formats(text: str) -> list[str]:
 
 def _sentence(kind: type) -> str:
     return " ".join((kind.__doc__ or "").split("\n\n")[0].split())
-
-
-def main() -> None:
-    """What the `fedkin` command calls: sentences instead of tracebacks, exit code 2 for what the user got wrong."""
-    sys.path.insert(0, str(Path.cwd()))  # a user's own models and methods live where the command is typed
-    try:
-        app()
-    except FedkinError as error:
-        err.print(f"fedkin: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
-        sys.exit(2)
-    except (Diverged, MethodError) as error:
-        err.print(f"fedkin: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
-        sys.exit(1)
-    except Interrupted as error:
-        err.print(str(error), highlight=False, soft_wrap=True, markup=False)
-        sys.exit(130)

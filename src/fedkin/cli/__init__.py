@@ -1,0 +1,28 @@
+"""The command line. Each file adds its commands to `app`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ..engines.simulation import Diverged, Interrupted, MethodError
+from ..errors import FedkinError
+from ..terminal import err
+from . import running as running
+from .app import app
+
+
+def main() -> None:
+    """What the `fedkin` command calls: sentences instead of tracebacks, exit code 2 for what the user got wrong."""
+    sys.path.insert(0, str(Path.cwd()))  # a user's own models and methods live where the command is typed
+    try:
+        app()
+    except FedkinError as error:
+        err.print(f"fedkin: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
+        sys.exit(2)
+    except (Diverged, MethodError) as error:
+        err.print(f"fedkin: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
+        sys.exit(1)
+    except Interrupted as error:
+        err.print(str(error), highlight=False, soft_wrap=True, markup=False)
+        sys.exit(130)
