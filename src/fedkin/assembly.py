@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from . import data, models, streams
 from .cohort import Cohort, Samples
 from .config import Config, ConfigError
+from .data.corrupt import corrupt
 from .execution import Choice, OneByOne, Stacked, choose, has_batch_statistics
 from .federation import Federation, FederationError, Problem
 from .machine import chosen_device
@@ -72,6 +73,7 @@ def assemble(
     dtype, device = DTYPES[config.precision], chosen_device(config.device)
     federation = replace(federation, task=_task(federation.task, config, loss, metric))
     federation = federation.with_validation(config.data.validation, split_seed)
+    federation = corrupt(federation, seed=split_seed, **config.corruption.model_dump())
     newcomers = _newcomers(federation, config.participation.novel, split_seed)
     known, everyone = federation.without(newcomers)
     task = federation.task
@@ -148,8 +150,8 @@ def load_federation(config: Config) -> Federation:
             f"The federation of this configuration, {config.data.name!r}, was given as a Python object: give it again, "
             "as in fedkin.resume(path, federation=...) or fedkin.run(config, federation=...)."
         )
-    settings = config.data.model_dump(exclude={"name", "given", "split", "validation"})
-    return data.load(config.data.name, config.data.split, seed=config.seeds[0], **settings)
+    settings = config.data.model_dump(exclude={"name", "given", "split", "augment"})
+    return data.load(config.data.name, config.data.split, seed=config.seeds[0], table=config.table, **settings)
 
 
 def _task(task: Task, config: Config, loss: Function | None, metric: Function | None) -> Task:
@@ -168,7 +170,7 @@ def _task(task: Task, config: Config, loss: Function | None, metric: Function | 
 
 def _worth_knowing(config: Config, method: Method, federation: Federation) -> list[str]:
     """What is not wrong but may surprise, in sentences."""
-    told = []
+    told = list(federation.notes)
     few = [c.name for c in federation.clients if c.samples < FEW]
     if few:
         listed = ", ".join(few[:5]) + (" and more" if len(few) > 5 else "")

@@ -15,6 +15,7 @@ from . import data, methods
 from .errors import FedkinError
 from .method import Method
 from .optimisers import Local
+from .preprocessing import TableSettings
 
 
 class ConfigError(FedkinError):
@@ -31,7 +32,12 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class Data(_Strict):
     """Which data, and how it is dealt to clients."""
 
-    name: Annotated[str, Field(description="data set")] = "digits"
+    name: Annotated[
+        str,
+        Field(
+            description="data set; a table (.csv, .tsv, .parquet); a folder of one a client; or 'package.module:name'"
+        ),
+    ] = "digits"
     given: Annotated[bool, Field(description="the federation was given as a Python object, not by name")] = False
     split: Literal["iid", "pathological", "practical", "dirichlet", "natural", "relabelled"] = "practical"
     clients: Annotated[
@@ -43,6 +49,20 @@ class Data(_Strict):
     dominating: Annotated[float, Field(gt=0, lt=1, description="practical: share of the dominating classes")] = 0.8
     shift: Annotated[int, Field(description="relabelled: group g's label is (y + shift g) mod classes")] = 2
     test_fraction: Annotated[float, Field(gt=0, lt=1, description="where there is no official test part")] = 0.25
+    augment: Annotated[bool, Field(description="random crop and flip of training images")] = False
+    verify: Annotated[bool, Field(description="hold a data set's files against their checksums")] = True
+    digest: Annotated[str | None, Field(description="of your own files, recorded when they are first read")] = None
+
+
+class Corruption(_Strict):
+    """Labels made wrong on purpose: how much of that does a method stand?"""
+
+    labels: Annotated[float, Field(ge=0, le=1, description="share of a hit client's training labels made wrong")] = 0.0
+    clients: Annotated[float, Field(ge=0, le=1, description="share of clients that are hit")] = 0.4
+    kind: Annotated[
+        Literal["dirty", "random", "flip"],
+        Field(description="another class by lot; any class by lot; the class mirrored (y -> C - 1 - y)"),
+    ] = "dirty"
 
 
 class Model(_Strict):
@@ -91,6 +111,8 @@ class Config(_Strict):
     ] = "continue"
     settings: Annotated[dict[str, Any], Field(description="the method's own")] = {}
     data: Data = Data()
+    table: TableSettings = TableSettings()
+    corruption: Corruption = Corruption()
     model: Model = Model()
     learning: Learning = Learning()
     local: Local = Local()

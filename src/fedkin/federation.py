@@ -12,6 +12,7 @@ from torch import Tensor
 
 from . import streams
 from .errors import FedkinError
+from .preprocessing import Preprocessing
 from .task import Task
 from .weights import Layout
 
@@ -31,6 +32,10 @@ class Client:
     test: Pair
     validation: Pair | None = None
     group: int | None = None
+    corrupted: bool = False
+    """Whether labels of its training data were made wrong on purpose."""
+    preprocessing: Preprocessing | None = None
+    """How its samples were prepared, to be applied again at prediction."""
 
     @property
     def samples(self) -> int:
@@ -52,6 +57,8 @@ class Federation:
     graph: Tensor | None = None
     """(m, m) relation graph in the order of `clients`, or None."""
     split: str = "natural"
+    notes: tuple[str, ...] = ()
+    """What is not wrong but may surprise, in sentences; told before a run."""
 
     def __post_init__(self) -> None:
         if not self.clients:

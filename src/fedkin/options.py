@@ -13,7 +13,7 @@ from pydantic.fields import FieldInfo
 from . import methods
 from .config import Config, ConfigError, merge, read_toml, unknown_key
 
-SHORT = {"data": "data.name", "model": "model.name"}
+SHORT = {"data": "data.name", "model": "model.name", "clients": "data.clients"}
 """Names that stand for another; `--data digits` is data.name."""
 
 

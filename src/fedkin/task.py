@@ -126,6 +126,10 @@ class Task:
     loss: Loss
     metric: Metric
     class_names: tuple[str, ...] = ()
+    target_mean: float = 0.0
+    target_scale: float = 1.0
+    """Of a regression whose targets were scaled: y = target_mean + target_scale * output. Errors in the target's own
+    units (rmse, mae, mse) are told, losses are of scaled targets."""
 
     @staticmethod
     def classification(inputs: tuple[int, ...], classes: int, names: tuple[str, ...] = ()) -> Task:

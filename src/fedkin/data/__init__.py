@@ -14,6 +14,7 @@ import torch
 from .. import streams
 from ..errors import FedkinError
 from ..federation import Client, Federation
+from ..preprocessing import TableSettings
 from ..task import Task
 from . import split as splitting
 from .source import Source
@@ -58,6 +59,10 @@ def load(
     dominating: float = 0.8,
     test_fraction: float = 0.25,
     shift: int = 2,
+    validation: float = 0.1,
+    verify: bool = True,
+    digest: str | None = None,
+    table: TableSettings | None = None,
 ) -> Federation:
     """A federation: a data set dealt to clients.
 
