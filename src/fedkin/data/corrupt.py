@@ -58,7 +58,7 @@ def _corrupted(client: Client, federation: Federation, share: float, kind: Kind,
     wrong = _classes if federation.task.kind == "classification" else _numbers
     lies = y.clone()
     lies[at] = wrong(y, order, federation.task.outputs, kind, source)[: len(at)]
-    cut = torch.split(lies, [len(y) for _, y in parts])  # type: ignore[no-untyped-call]
+    cut = torch.split(lies, [len(y) for _, y in parts])
     pairs = [(x, new) for (x, _), new in zip(parts, cut, strict=True)]
     return replace(client, train=pairs[0], validation=pairs[1] if len(pairs) > 1 else None, corrupted=True)
 
