@@ -19,7 +19,7 @@ from ..task import Task
 from . import split as splitting
 from .source import Source
 
-HELPERS = {"source", "split", "corrupt", "graphs"}
+HELPERS = {"source", "split", "corrupt", "graphs", "files", "fetch", "idx", "tables"}
 SPLITS = ("iid", "pathological", "practical", "dirichlet", "natural", "relabelled")
 
 
