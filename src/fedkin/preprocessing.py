@@ -96,6 +96,9 @@ class Pixels:
 class _Pixels(nn.Module):
     """(n, *shape) pixels of any type -> (n, *shape) float32."""
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, pixels: Pixels) -> None:
         super().__init__()
         self.divide = pixels.divide
