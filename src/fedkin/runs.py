@@ -11,9 +11,11 @@ summary.json      what came out
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -38,14 +40,31 @@ class RunError(FedkinError):
 # ---- writing ----
 
 
-def replace_file(path: Path, content: bytes) -> None:
-    """Writes a file whole or not at all: to a neighbour, to the disk, then renamed over the old one."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file is written whole or not at all: to the neighbour given here, then renamed over the old one."""
     new = path.with_name(f"{path.name}.new")
-    with new.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(path)
+    try:
+        yield new
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+        new.replace(path)
+    except (OSError, SafetensorError) as error:
+        new.unlink(missing_ok=True)
+        raise _unwritten(path, error) from None
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    with replacing(path) as new:
+        new.write_bytes(content)
+
+
+def _unwritten(path: Path, error: Exception) -> RunError:
+    why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return RunError(
+        f"{path} cannot be written: {why}. Nothing that was saved before is lost; make room, then go on with "
+        f"`fedkin resume` on the run's folder."
+    )
 
 
 def file_name(client: str) -> str:
@@ -65,11 +84,8 @@ class Checkpoint:
         shared = {kind: sorted(state.shared) for kind, state in self.states.items()}
         metadata = {"round": str(self.round), "shared": json.dumps(shared), "config": digest(config)}
         path.parent.mkdir(exist_ok=True)
-        new = path.with_name(f"{path.name}.new")
-        save_file(tensors, new, metadata)
-        with new.open("rb") as file:
-            os.fsync(file.fileno())
-        new.replace(path)
+        with replacing(path) as new:
+            save_file(tensors, new, metadata)
 
     @staticmethod
     def load(path: Path, config: Config) -> Checkpoint:
@@ -116,7 +132,12 @@ class Writer:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"The folder {path} cannot be made: {error.strerror}. Choose another with --out.") from None
-        replace_file(path / "config.toml", to_toml(config.model_dump(mode="json")).encode())
+        try:
+            replace_file(path / "config.toml", to_toml(config.model_dump(mode="json")).encode())
+        except RunError as error:
+            with suppress(OSError):
+                path.rmdir()
+            raise RunError(str(error).partition(". ")[0] + "; choose another folder with --out.") from None
         return Writer(path)
 
     @property
@@ -124,9 +145,15 @@ class Writer:
         return self.path / "checkpoint" / "state.safetensors"
 
     def line(self, record: Mapping[str, Any]) -> None:
-        """Appends a round to rounds.jsonl, flushed."""
-        with (self.path / "rounds.jsonl").open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
+        """Appends a round to rounds.jsonl, flushed; the whole line or nothing."""
+        path = self.path / "rounds.jsonl"
+        before = path.stat().st_size if path.exists() else 0
+        try:
+            with path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
+        except OSError as error:
+            os.truncate(path, before)
+            raise _unwritten(path, error) from None
 
     def cut_back(self, round: int) -> list[dict[str, Any]]:
         """Drops what lies after a round (a resumed run writes it again) and returns the lines that stay."""
@@ -154,7 +181,9 @@ class Writer:
     def collaboration(self, round: int, xi: Tensor) -> None:
         folder = self.path / "collaboration"
         folder.mkdir(exist_ok=True)
-        np.save(folder / f"round-{round:04d}.npy", xi.detach().cpu().numpy().astype(np.float32), allow_pickle=False)
+        content = io.BytesIO()  # np.save into a file says nothing when the disk is full
+        np.save(content, xi.detach().cpu().numpy().astype(np.float32), allow_pickle=False)
+        replace_file(folder / f"round-{round:04d}.npy", content.getvalue())
 
     def forget_collaboration(self, round: int) -> None:
         (self.path / "collaboration" / f"round-{round:04d}.npy").unlink(missing_ok=True)
@@ -163,10 +192,8 @@ class Writer:
         """One client's model: named tensors, and what is needed to load it again."""
         folder = self.path / "models"
         folder.mkdir(exist_ok=True)
-        path = folder / f"{file_name(client)}.safetensors"
-        new = path.with_name(f"{path.name}.new")
-        save_file({n: t.contiguous().cpu() for n, t in tensors.items()}, new, {"fedkin": json.dumps(_plain(about))})
-        new.replace(path)
+        with replacing(folder / f"{file_name(client)}.safetensors") as new:
+            save_file({n: t.contiguous().cpu() for n, t in tensors.items()}, new, {"fedkin": json.dumps(_plain(about))})
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         text = json.dumps(_plain(summary), indent=2, allow_nan=False)

@@ -508,3 +508,37 @@ def test_clients_whose_training_explodes_do_not_spoil_the_run(tmp_path, monkeypa
     assert fedkin(monkeypatch, "run", *words, "--on-divergence", "stop", "--out", tmp_path / "stopped") == 1
     sentence = one_line(capsys.readouterr().err.splitlines(keepends=True)[-1])
     assert "A smaller local.lr or local.clip = 1.0 usually helps." in sentence
+
+
+def limited(largest: int, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """The command on a machine where no file can grow beyond so many bytes."""
+    driver = "import resource, sys; from fedkin import cli; size = int(sys.argv.pop(1))\n"
+    driver += "resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)); cli.main()"
+    command = [sys.executable, "-c", driver, str(largest), *map(str, words)]
+    return subprocess.run(command, env=MACHINE, capture_output=True, text=True, timeout=120)
+
+
+@pytest.mark.parametrize(
+    ("largest", "said"),
+    [
+        (100_000, "state.safetensors cannot be written"),
+        (3_000, "state.safetensors cannot be written"),
+        (1_500, "round-0001.npy cannot be written: File too large"),
+    ],
+)
+def test_without_space_left_a_run_says_so_and_goes_on_when_there_is_some(tmp_path, wholes, largest, said):
+    words = ["--rounds", "3", "--epochs", "1"]
+    process = limited(largest, "run", "--out", tmp_path / "run", *words)
+    assert process.returncode == 2, process.stderr
+    assert said in process.stderr
+    assert "Traceback" not in process.stderr
+    assert not [p for p in (tmp_path / "run").rglob("*") if p.name.endswith(".new") or p.name.startswith(".tmp")]
+    api.resume(tmp_path / "run")
+    assert_same(tmp_path / "run", wholes(*words))
+
+
+def test_where_nothing_at_all_can_be_written_no_folder_is_left(tmp_path):
+    process = limited(100, "run", "--out", tmp_path / "run", "--rounds", "1")
+    assert process.returncode == 2
+    assert "config.toml cannot be written: File too large; choose another folder" in process.stderr
+    assert not (tmp_path / "run").exists()

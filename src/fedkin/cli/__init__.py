@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ..engines.simulation import Diverged, Interrupted, MethodError
+from ..engines.simulation import Diverged, Interrupted
 from ..errors import FedkinError
 from ..terminal import err
 from . import running as running
@@ -20,7 +20,7 @@ def main() -> None:
     except FedkinError as error:
         err.print(f"fedkin: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
         sys.exit(2)
-    except (Diverged, MethodError) as error:
+    except Diverged as error:
         err.print(f"fedkin: {error}", style="red", highlight=False, soft_wrap=True, markup=False)
         sys.exit(1)
     except Interrupted as error:
