@@ -99,22 +99,29 @@ def test_every_methods_summary_has_the_documented_keys_and_fractions(tmp_path, m
     assert summary["peak_bytes"] > 1 << 20
 
 
-def test_a_client_without_test_data_has_no_score_and_no_say_in_the_mean(tmp_path):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(40, 3)), np.arange(40) % 2
-    federation = Federation.from_arrays({"a": (x, y, x[:0], y[:0]), "b": (x, y, x[:9], y[:9])})
-    run = fedkin.run(federation=federation, method="fedavg", rounds=1, out=tmp_path / "run")
-    text = (run.path / "summary.json").read_text() + (run.path / "rounds.jsonl").read_text()
-    assert "NaN" not in text
-    at = run.summary["clients"].index("a")
-    assert np.isnan(run.scores()[:, at]).all()
-    assert run.summary["models"]["global"]["last"] == run.scores()[-1, 1 - at]
-
-
 def test_without_validation_data_nothing_is_validated(tmp_path):
     run = small(tmp_path / "run", data={"validation": 0.0})
     assert {m["validated"] for m in run.summary["models"].values()} == {None}
     assert run.summary["samples"] == [60, 50, 40, 30, 20]
+
+
+@pytest.mark.parametrize(
+    ("clients", "said"),
+    [
+        ({"a": 2}, "There is one client only, 'a': it has nobody to learn from."),
+        ({"a": 2, "b": 1}, "1 of 2 clients have one class to learn from: b."),
+    ],
+)
+def test_what_may_surprise_is_told_and_the_run_goes_on(tmp_path, clients, said):
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    arrays = {name: (x, np.arange(40) % classes, x, np.arange(40) % 2) for name, classes in clients.items()}
+    heard: list[str] = []
+    federation = Federation.from_arrays(arrays)
+    run = fedkin.run(
+        federation=federation, rounds=2, out=tmp_path / "run", listener=fedkin.Listener(on_warning=heard.append)
+    )
+    assert heard == [said]
+    assert run.summary["models"]["cloud"]["last"] >= 0
 
 
 # ---- settings reach training ----

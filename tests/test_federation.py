@@ -213,7 +213,7 @@ X, Y = arrays()
         (bad(X, ["red"] * 20), "'odd': give arrays of numbers"),
         (bad([[1, 2], [3]], [0, 1]), "'odd': give arrays of numbers"),
         (bad(3, 4), "'odd': give arrays of numbers"),
-        ({"a": (X, Y, X[:0], Y[:0])}, "No client has test data"),
+        (bad(X, Y, X[:0], Y[:0]), "'odd', test data: there is no sample; every client needs at least one"),
     ],
 )
 def test_data_that_cannot_be_used_are_refused_with_the_client_and_the_reason(clients, said):

@@ -76,6 +76,7 @@ def assemble(
     federation = corrupt(federation, seed=split_seed, **config.corruption.model_dump())
     newcomers = _newcomers(federation, config.participation.novel, split_seed)
     known, everyone = federation.without(newcomers)
+    _refuse_what_has_no_score(known)
     task = federation.task
 
     def drawn(seed: int) -> nn.Module:
@@ -160,12 +161,21 @@ def _task(task: Task, config: Config, loss: Function | None, metric: Function | 
         if config.learning.loss != "default":
             task = replace(task, loss=loss_named(loss or config.learning.loss))
         if config.learning.metric != "default":
-            task = replace(task, metric=metric_named(metric or config.learning.metric))
+            task = replace(task, metric=metric_named(metric or config.learning.metric, task.kind))
         if config.learning.lower_is_better:
             task = replace(task, metric=replace(task.metric, higher_is_better=False))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return task
+    return replace(task, metric=task.metric.in_units(task.target_scale))
+
+
+def _refuse_what_has_no_score(federation: Federation) -> None:
+    one_class = all(len(client.test[1].unique()) < 2 for client in federation.clients)
+    if federation.task.metric.name == "auc" and one_class:
+        raise FederationError(
+            "No client's test data has samples of two classes, so nobody would have an AUC; choose another metric, "
+            "such as learning.metric = 'accuracy', or set more samples aside for testing."
+        )
 
 
 def _worth_knowing(config: Config, method: Method, federation: Federation) -> list[str]:
@@ -173,12 +183,21 @@ def _worth_knowing(config: Config, method: Method, federation: Federation) -> li
     told = list(federation.notes)
     few = [c.name for c in federation.clients if c.samples < FEW]
     if few:
-        listed = ", ".join(few[:5]) + (" and more" if len(few) > 5 else "")
-        told.append(f"{len(few)} of {len(federation)} clients have fewer than {FEW} training samples: {listed}.")
+        told.append(f"{len(few)} of {len(federation)} clients have fewer than {FEW} training samples: {_some(few)}.")
+    if len(federation) == 1:
+        told.append(f"There is one client only, {federation.names[0]!r}: it has nobody to learn from.")
+    if federation.task.kind == "classification":
+        single = [c.name for c in federation.clients if len(c.train[1].unique()) == 1]
+        if single:
+            told.append(f"{len(single)} of {len(federation)} clients have one class to learn from: {_some(single)}.")
     if config.preset == "paper" and not method.paper(config.data.name, config.data.split):
         place = f"{config.data.name} ({config.data.split})"
         told.append(f"preset = 'paper' changes nothing: {config.method} has no published values for {place}.")
     return told
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (" and more" if len(names) > 5 else "")
 
 
 def _newcomers(federation: Federation, share: float, seed: int) -> list[str]:

@@ -69,8 +69,6 @@ class Federation:
             raise FederationError(f"Clients must have different names; {', '.join(twice)} occurs more than once.")
         for client in self.clients:
             _check(client, self.task)
-        if not any(len(client.test[1]) for client in self.clients):
-            raise FederationError("No client has test data, so nothing could be scored; at least one needs a sample.")
         order = sorted(range(len(names)), key=lambda i: (-self.clients[i].samples, names[i]))
         if order != list(range(len(names))):
             object.__setattr__(self, "clients", tuple(self.clients[i] for i in order))
@@ -242,7 +240,7 @@ def _check(client: Client, task: Task) -> None:
         where = f"Client {client.name!r}, {part} data"
         if len(x) != len(y):
             raise FederationError(f"{where}: {len(x)} samples but {len(y)} targets.")
-        if len(y) == 0 and part == "training":
+        if len(y) == 0 and part != "validation":
             raise FederationError(f"{where}: there is no sample; every client needs at least one.")
         if tuple(x.shape[1:]) != task.inputs:
             raise FederationError(f"{where}: a sample has shape {tuple(x.shape[1:])}, the task expects {task.inputs}.")
