@@ -17,7 +17,7 @@ from fedkin.api import prepare
 from fedkin.assembly import Assembly
 from fedkin.cohort import Model
 from fedkin.config import merge
-from fedkin.engines.simulation import Listener, Simulation
+from fedkin.engines.simulation import Listener, Requests, Simulation
 from fedkin.federation import Client, Federation, Problem
 from fedkin.runs import Run, Writer
 from fedkin.state import Message, State
@@ -101,8 +101,8 @@ class Watched(Simulation):
         self.scored[round] = (clients, models)
         return models
 
-    def _round(self, round: int) -> None:
-        super()._round(round)
+    def _round(self, round: int) -> Requests[None]:
+        yield from super()._round(round)
         if round >= 1 and self.lines[round]["bytes_up"]:
             self.lost[round] |= {c for c in self.took_part(round) if self.attendance.loses(c, round)}
         self.servers[round], self.memories[round] = copied(self.server), copied(self.memory)

@@ -185,3 +185,84 @@ def test_adjusted_rand_is_the_one_of_scikit_learn() -> None:
     assert statistics.adjusted_rand([0, 1, 2], [2, 1, 0]) == 1.0
     with pytest.raises(ValueError, match="3 and of 2"):
         statistics.adjusted_rand([0, 1, 2], [0, 1])
+
+
+# ---- intervals of scores and of differences ----
+
+
+def test_the_auc_interval_is_where_newcombes_equation_holds() -> None:
+    """Each end lies z of its own standard errors (Hanley and McNeil's) from the AUC."""
+    auc, positives, negatives = 0.8, 12, 20
+    for end in statistics.auc_interval(auc, positives, negatives):
+        spread = (positives + negatives) / 2 - 1
+        variance = end * (1 - end) * (1 + spread * (1 - end) / (2 - end) + spread * end / (1 + end))
+        assert abs(end - auc) == pytest.approx(1.959964 * math.sqrt(variance / (positives * negatives)), rel=1e-5)
+
+
+@pytest.mark.parametrize("auc", [0.0, 0.01, 0.5, 0.99, 1.0])
+@pytest.mark.parametrize("sizes", [(1, 1), (3, 28), (28, 3), (500, 1000)])
+def test_an_auc_interval_holds_the_auc_is_never_certain_and_stays_within_its_range(auc, sizes) -> None:
+    low, high = statistics.auc_interval(auc, *sizes)
+    assert 0 <= low <= auc <= high <= 1
+    assert high - low > 0.001
+    flipped = statistics.auc_interval(1 - auc, *sizes)
+    assert (low, high) == pytest.approx((1 - flipped[1], 1 - flipped[0]), abs=1e-9)
+
+
+def test_mover_adds_deviations_in_squares() -> None:
+    low, high = statistics.mover([(0.5, 0.2, 0.6), (0.9, 0.5, 1.0)])
+    assert (low, high) == pytest.approx((0.7 - math.hypot(0.3, 0.4) / 2, 0.7 + math.hypot(0.1, 0.1) / 2))
+
+
+def test_one_class_only_has_wilsons_interval() -> None:
+    assert statistics.balanced_interval([7], [9]) == pytest.approx(statistics.accuracy_interval(7, 9))
+
+
+def test_bonett_and_prices_interval_by_hand() -> None:
+    """b = 5, c = 1 of 18: six and two of twenty with the two made up."""
+    half = 1.959964 * math.sqrt((0.3 + 0.1 - 0.2**2) / 20)
+    assert statistics.paired_interval(5, 1, 18) == pytest.approx((0.2 - half, 0.2 + half), rel=1e-5)
+    assert statistics.paired_interval(1, 5, 18) == pytest.approx((-0.2 - half, -0.2 + half), rel=1e-5)
+
+
+def test_four_samples_gained_of_thirty_are_not_enough_and_eight_are() -> None:
+    assert statistics.paired_interval(4, 0, 30)[0] < 0 < statistics.paired_interval(8, 0, 30)[0]
+
+
+@pytest.mark.parametrize(("gained", "lost", "n"), [(0, 0, 1), (1, 0, 1), (3, 0, 3), (0, 50, 50), (100, 0, 100)])
+def test_a_paired_interval_holds_the_difference_and_stays_within_its_range(gained: int, lost: int, n: int) -> None:
+    low, high = statistics.paired_interval(gained, lost, n)
+    assert -1 <= low <= (gained - lost) / n <= high <= 1
+
+
+def test_resampling_is_by_stratum_with_the_same_rows_for_all_columns() -> None:
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(5, 1, (40, 1)), rng.normal(-2, 3, (10, 1))
+    draws = statistics.resampled([np.hstack([first, first + 7]), np.hstack([second, second])])
+    assert draws.shape == (2000, 2)
+    assert draws[:, 1] - draws[:, 0] == pytest.approx(7)  # row by row
+    assert draws[:, 0].mean() == pytest.approx(first.mean() + second.mean(), abs=0.1)
+    assert draws[:, 0].var() == pytest.approx(first.var() / 40 + second.var() / 10, rel=0.1)
+    assert (draws == statistics.resampled([np.hstack([first, first + 7]), np.hstack([second, second])])).all()
+
+
+def test_many_draws_at_once_or_few_are_as_good(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(1).normal(size=(50, 1))
+    whole = statistics.resampled([values])
+    monkeypatch.setattr(statistics, "DRAWN_AT_ONCE", 333)
+    assert statistics.resampled([values]).std() == pytest.approx(whole.std(), rel=0.1)
+
+
+@pytest.mark.parametrize("n", [3, 8, 40])
+def test_bootstrap_percentiles_are_about_students_interval(n: int) -> None:
+    values = np.random.default_rng(2).normal(size=n)
+    found = statistics.percentiles(statistics.resampled([values[:, None]])[:, 0], [values])
+    students = statistics.interval(values)
+    assert students is not None
+    assert np.diff(found) == pytest.approx(np.diff(students), rel=0.15)
+
+
+def test_a_single_sample_has_no_interval_and_equal_ones_no_spread() -> None:
+    one, same = np.array([2.0]), np.full(5, 2.0)
+    assert np.isnan(statistics.percentiles(statistics.resampled([one[:, None]])[:, 0], [one])).all()
+    assert statistics.percentiles(statistics.resampled([same[:, None]])[:, 0], [same]) == (2.0, 2.0)

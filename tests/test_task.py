@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sklearn import metrics as sk
 from torch import Tensor, nn
 
 from fedkin.task import LOSSES, METRICS, Task, class_weights, loss_named, metric_named, reference_of
@@ -83,8 +87,79 @@ def test_accuracy_is_the_share_of_right_answers() -> None:
 
 
 def test_accuracy_rises_and_error_falls() -> None:
-    assert METRICS["accuracy"].higher_is_better
-    assert not METRICS["mse"].higher_is_better
+    rising = {name for name, metric in METRICS.items() if metric.higher_is_better}
+    assert rising == {"accuracy", "balanced_accuracy", "auc"}
+
+
+# Against scikit-learn
+
+
+def score(name: str, outputs: Tensor, targets: Tensor) -> float:
+    return float(METRICS[name](outputs, targets).double().mean())
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.lists(st.tuples(st.integers(0, 1), st.integers(-3, 3)), min_size=2, max_size=30))
+def test_the_auc_of_two_classes_is_scikit_learns_with_ties(samples: list[tuple[int, int]]) -> None:
+    y, odds = torch.tensor([y for y, _ in samples]), torch.tensor([float(z) for _, z in samples])
+    found = score("auc", torch.stack([torch.zeros_like(odds), odds], 1), y)
+    if len(set(y.tolist())) < 2:
+        assert np.isnan(found)
+    else:
+        assert found == pytest.approx(sk.roc_auc_score(y, odds), abs=1e-12)
+
+
+@settings(deadline=None, max_examples=100)
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 5), min_size=1, max_size=25))
+def test_metrics_of_several_classes_are_scikit_learns(samples: list[tuple[int, ...]]) -> None:
+    """Of four classes, of which a client may have fewer: the mean is over those it has."""
+    y = torch.tensor([label for label, *_ in samples])
+    outputs = torch.tensor([list(row) for _, *row in samples], dtype=torch.float64)
+    probability, present = outputs.softmax(1).numpy(), sorted(set(y.tolist()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of predicted classes that are not among the targets
+        assert score("balanced_accuracy", outputs, y) == pytest.approx(sk.balanced_accuracy_score(y, outputs.argmax(1)))
+    assert score("log_loss", outputs, y) == pytest.approx(sk.log_loss(y, probability, labels=range(4)))
+    if len(present) > 1:
+        rounded = probability.round(9)  # equal probabilities may differ in the last bit
+        each = [sk.roc_auc_score(y == c, rounded[:, c]) for c in present]
+        assert score("auc", outputs, y) == pytest.approx(np.mean(each), abs=1e-12)
+
+
+def test_sure_answers_are_still_ranked() -> None:
+    """Probabilities of 1 - 1e-20 and 1 - 1e-30 are one number in floating point; the order is kept all the same."""
+    outputs = torch.tensor([[0.0, 60.0], [0.0, 50.0], [0.0, 55.0], [0.0, 45.0]])
+    assert score("auc", outputs, torch.tensor([1, 0, 1, 0])) == 1.0
+    assert score("auc", torch.cat([outputs, torch.zeros(4, 1)], 1), torch.tensor([1, 0, 1, 0])) > 0.9
+
+
+def test_an_auc_of_answers_that_are_no_numbers_is_none() -> None:
+    outputs = torch.tensor([[0.0, 1.0], [0.0, torch.nan], [0.0, -1.0]])
+    assert np.isnan(score("auc", outputs, torch.tensor([1, 0, 0])))
+    assert np.isnan(score("auc", outputs, torch.tensor([1, 1, 0])))
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.tuples(st.floats(-100, 100), st.floats(-100, 100)), min_size=1, max_size=20))
+def test_errors_are_scikit_learns(samples: list[tuple[float, float]]) -> None:
+    table = torch.tensor(samples, dtype=torch.float64)
+    outputs, y = table[:, :1], table[:, 1]
+    assert score("mse", outputs, y) == pytest.approx(sk.mean_squared_error(y, outputs))
+    assert score("rmse", outputs, y) == pytest.approx(sk.root_mean_squared_error(y, outputs))
+    assert score("mae", outputs, y) == pytest.approx(sk.mean_absolute_error(y, outputs))
+
+
+@pytest.mark.parametrize("name", ["rmse", "mae", "mse"])
+def test_errors_of_scaled_targets_are_told_in_the_targets_own_units(name: str) -> None:
+    outputs, y = torch.randn(20, 1, dtype=torch.float64), torch.randn(20, dtype=torch.float64)
+    own = METRICS[name](300 + 40 * outputs, 300 + 40 * y).mean()
+    assert float(METRICS[name].in_units(40.0)(outputs, y).mean()) == pytest.approx(float(own))
+
+
+@pytest.mark.parametrize("name", ["accuracy", "balanced_accuracy", "auc", "log_loss"])
+def test_classes_have_no_units(name: str) -> None:
+    outputs, y = logits()
+    assert METRICS[name].in_units(40.0)(outputs, y).tolist() == METRICS[name](outputs, y).tolist()
 
 
 # Finding them
@@ -109,8 +184,29 @@ def test_an_unknown_loss_is_answered_with_the_nearest() -> None:
 
 
 def test_an_unknown_metric_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ValueError, match=r"no metric 'acuracy'; did you mean 'accuracy'\? known are accuracy, mse"):
+    with pytest.raises(
+        ValueError, match=r"no metric 'acuracy'; did you mean 'accuracy'\? known are accuracy, balanced_acc"
+    ):
         metric_named("acuracy")
+    with pytest.raises(
+        ValueError, match=r"no metric 'rms'; did you mean 'rmse'\? known are rmse, mae, mse, or your own"
+    ):
+        metric_named("rms", "regression")
+
+
+@pytest.mark.parametrize("name", ["accuracy", "balanced_accuracy", "auc", "log_loss"])
+def test_a_metric_of_classes_is_refused_for_a_regression(name: str) -> None:
+    said = (
+        rf"metric '{name}' is for classification, but this task is a regression; for that there are rmse, mae, mse, or"
+    )
+    with pytest.raises(ValueError, match=said):
+        metric_named(name, "regression")
+
+
+@pytest.mark.parametrize("name", ["rmse", "mae", "mse"])
+def test_a_metric_of_numbers_is_refused_for_classes(name: str) -> None:
+    with pytest.raises(ValueError, match=rf"'{name}' is for regression, .* accuracy, balanced_accuracy, auc, log_loss"):
+        metric_named(name, "classification")
 
 
 def test_a_users_loss_is_a_function_or_its_address() -> None:

@@ -13,26 +13,35 @@ from .data import load
 from .engines.simulation import Listener
 from .errors import FedkinError
 from .federation import Client, Federation, Problem
+from .levels import Levels, vary
 from .method import Method
 from .runs import Run
+from .saved import Prediction, Saved
 from .state import State
 from .task import Task
+from .tuning import Tuned, tune
 
 __all__ = [
     "Client",
     "Cohort",
     "Federation",
     "FedkinError",
+    "Levels",
     "Listener",
     "Method",
+    "Prediction",
     "Predictor",
     "Problem",
     "Results",
     "Run",
+    "Saved",
     "State",
     "Task",
+    "Tuned",
     "compare",
     "load",
     "resume",
     "run",
+    "tune",
+    "vary",
 ]

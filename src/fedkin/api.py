@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from . import comparison
+from . import comparison, data, joining
 from .assembly import Assembly, assemble
 from .config import Config, ConfigError, merge, read_toml, resolve, unknown_key
 from .engines.simulation import Listener, Simulation
@@ -43,6 +43,13 @@ class Results:
     def worse_than_alone(self) -> dict[str, list[tuple[str, float, float]]]:
         """For each headline, the clients for whom joining was worse than alone: (name, alone, joined)."""
         return comparison.worse_than_alone(self.runs)
+
+    def worth_joining(self, metric: str | None = None) -> joining.Joining:
+        """For each silo: alone, with one global model, with its own from joining, and whether that was worth it.
+
+        In the runs' metric, or another that fits the task (`metric="auc"`).
+        """
+        return joining.worth_joining(self.runs, metric)
 
     def frame(self) -> Any:
         """The table as a pandas frame."""
@@ -95,12 +102,23 @@ def prepare(
     **settings: Any,
 ) -> Assembly:
     """Everything up to the first round, without writing anything."""
-    raw = merge(_table(config), settings)
+    objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
+    return assembled(configured(merge(table(config), settings), **objects), **objects)
+
+
+def configured(
+    raw: Settings,
+    *,
+    federation: Federation | None = None,
+    model: Network | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    metric: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Config:
+    """The complete configuration of settings and of what is given as Python objects."""
     own: dict[str, Any] = {}
     if isinstance(model, str | Mapping):  # one of ours, by its name and settings
         raw, model = merge(raw, {"model": {"name": model} if isinstance(model, str) else model}), None
     name = None if model is None else reference_of(model)
-    model = _factory(model)
     if federation is not None:
         own["data"] = {"name": federation.name, "given": True}
         if "split" not in raw.get("data", {}):
@@ -110,16 +128,41 @@ def prepare(
     for key, given in (("loss", loss), ("metric", metric)):
         if given is not None:
             own.setdefault("learning", {})[key] = reference_of(given)
-    resolved = resolve(merge(raw, own))
-    return assemble(resolved, federation, model=model, loss=loss, metric=metric)
+    return resolve(merge(raw, own))
+
+
+def assembled(
+    config: Config,
+    *,
+    federation: Federation | None = None,
+    model: Network | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    metric: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Assembly:
+    """A complete configuration and the Python objects it speaks of, ready to run."""
+    return assemble(config, federation, model=_factory(model), loss=loss, metric=metric)
 
 
 def start(ready: Assembly, path: Path, listener: Listener | None = None) -> Run:
     """Runs what was prepared, in a new folder."""
+    created(ready, path, listener).run()
+    return Run(path)
+
+
+def created(ready: Assembly, path: Path, listener: Listener | None = None) -> Simulation:
+    """What was prepared, in a new folder and not yet begun."""
     writer = Writer.create(path, ready.config)
     _announce(ready, listener)
-    Simulation(ready, writer, listener).run()
-    return Run(path)
+    return Simulation(ready, writer, listener)
+
+
+def reopened(ready: Assembly, path: Path, listener: Listener | None = None) -> tuple[Simulation, Checkpoint | None]:
+    """What was prepared, in its own unfinished folder, and where it goes on from."""
+    writer = Writer(path)
+    checkpoint = Checkpoint.load(writer.checkpoint, ready.config) if writer.checkpoint.exists() else None
+    writer.cut_back(checkpoint.round if checkpoint else 0)
+    _announce(ready, listener)
+    return Simulation(ready, writer, listener), checkpoint
 
 
 def resume(
@@ -138,13 +181,9 @@ def resume(
     run = Run(path)
     if run.complete:
         return run
-    config = run.resolved()
-    ready = assemble(config, federation, model=_factory(model), loss=loss, metric=metric)
-    writer = Writer(run.path)
-    checkpoint = Checkpoint.load(writer.checkpoint, ready.config) if writer.checkpoint.exists() else None
-    writer.cut_back(checkpoint.round if checkpoint else 0)
-    _announce(ready, listener)
-    Simulation(ready, writer, listener).run(checkpoint)
+    ready = assembled(run.resolved(), federation=federation, model=model, loss=loss, metric=metric)
+    simulation, checkpoint = reopened(ready, run.path, listener)
+    simulation.run(checkpoint)
     return Run(path)
 
 
@@ -169,8 +208,28 @@ def compare(
     A method's own settings go to those methods that have them. A table `methods.NAME` in the configuration is laid over
     it for that method alone.
     """
-    raw = merge(_table(config), settings)
-    by_method: Settings = raw.pop("methods", {})
+    folder = Path(out)
+    objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
+    plan = planned(merge(table(config), settings), methods, seeds, folder, objects)
+    return Results(carried_out(plan, objects, listener), folder)
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A run of a comparison: tried, but not yet begun."""
+
+    method: str
+    seed: int
+    raw: Settings
+    config: Config
+    path: Path
+
+
+def planned(
+    raw: Settings, methods: Sequence[str], seeds: int | Sequence[int], folder: Path, objects: Settings
+) -> list[Planned]:
+    """The runs of a comparison. All are tried before any is run: a wrong setting of the last would cost an hour."""
+    by_method: Settings = raw.get("methods", {})
     if not isinstance(by_method, Mapping):
         raise ConfigError(
             "`methods` in a configuration is a table of each method's settings, such as methods.fedamp.settings.sigma; "
@@ -183,22 +242,30 @@ def compare(
     numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
     if not methods or not numbers:
         raise ConfigError("A comparison needs at least one method and one seed.")
-    folder = Path(out)
-    objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
-    # Everything is tried before anything is run: a wrong setting of the last method should not cost an hour.
-    plans = []
-    for method, one in _for_each(dict.fromkeys(methods), raw).items():
+    plan = []
+    common = {key: value for key, value in raw.items() if key != "methods"}
+    for method, one in _for_each(dict.fromkeys(methods), common).items():
         for seed in numbers:
-            config = merge(merge(one, by_method.get(method, {})), {"method": method, "seed": seed})
+            settings = merge(merge(one, by_method.get(method, {})), {"method": method, "seed": seed})
             path = folder / f"{method.replace(':', '.')}-seed{seed}"
-            _refuse_other_settings(path, prepare(config, **objects).config)
-            plans.append((method, seed, config, path))
+            config = prepare(settings, **objects).config
+            refuse_other_settings(path, config)
+            plan.append(Planned(method, seed, settings, config, path))
+    return plan
+
+
+def carried_out(
+    plan: Sequence[Planned], objects: Settings, listener: Callable[[str, int], Listener] | None = None
+) -> list[Run]:
+    """The runs of a plan; complete ones are kept, unfinished ones resumed."""
     runs = []
-    for method, seed, config, path in plans:
-        told = listener(method, seed) if listener else None
-        begun = (path / "config.toml").exists()
-        runs.append(resume(path, listener=told, **objects) if begun else start(prepare(config, **objects), path, told))
-    return Results(runs, folder)
+    for each in plan:
+        told = listener(each.method, each.seed) if listener else None
+        if (each.path / "config.toml").exists():
+            runs.append(resume(each.path, listener=told, **objects))
+        else:
+            runs.append(start(prepare(each.raw, **objects), each.path, told))
+    return runs
 
 
 def _for_each(methods: Iterable[str], raw: Settings) -> dict[str, dict[str, Any]]:
@@ -214,14 +281,15 @@ def _for_each(methods: Iterable[str], raw: Settings) -> dict[str, dict[str, Any]
     return {name: {**raw, "settings": {k: v for k, v in common.items() if k in own}} for name, own in fields.items()}
 
 
-def _refuse_other_settings(path: Path, config: Config) -> None:
+def refuse_other_settings(path: Path, config: Config) -> None:
+    """The same command goes on with its own runs, and with no one else's."""
     if (path / "config.toml").exists() and Run(path).resolved() != config:
         raise RunError(f"{path} holds a run with other settings; choose another folder with --out, or remove it.")
 
 
 def free_folder(config: Config, parent: Path = Path("runs")) -> Path:
     """runs/digits-practical-fedamp-seed0, with a number behind it if that is taken."""
-    stem = f"{config.data.name}-{config.data.split}-{config.method.replace(':', '.')}-seed{config.seed}"
+    stem = f"{data.short(config.data.name)}-{config.data.split}-{config.method.replace(':', '.')}-seed{config.seed}"
     taken, path = 1, parent / stem
     while path.exists():
         taken += 1
@@ -243,7 +311,8 @@ def _factory(model: Network | None) -> Callable[..., nn.Module] | None:
     return None if isinstance(model, str | Mapping) else model
 
 
-def _table(config: Settings | Config | Path | str | None) -> dict[str, Any]:
+def table(config: Settings | Config | Path | str | None) -> dict[str, Any]:
+    """Settings as a table, whatever they came as."""
     if config is None:
         return {}
     if isinstance(config, Config):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from . import data, models, streams
+from .augment import Augmentation
 from .cohort import Cohort, Samples
 from .config import Config, ConfigError
 from .data.corrupt import corrupt
@@ -16,6 +17,7 @@ from .execution import Choice, OneByOne, Stacked, choose, has_batch_statistics
 from .federation import Federation, FederationError, Problem
 from .machine import chosen_device
 from .method import Method
+from .preprocessing import Pixels
 from .task import Task, class_weights, loss_named, metric_named
 from .weights import Layout
 
@@ -110,6 +112,9 @@ def assemble(
     if config.execution == "stacked" and not isinstance(choice.execution, Stacked):
         warnings.append(f"Clients cannot be stacked: {choice.reason}. They run one by one.")
     config = config.model_copy(update={"execution": choice.execution.name, "device": device.type})
+    if not config.data.given:
+        own = config.data.model_copy(update={"digest": data.digest(config.data.name)})
+        config = config.model_copy(update={"data": own})
     cohort = Cohort(
         names=everyone.names,
         train=train,
@@ -123,6 +128,7 @@ def assemble(
         class_weight=_class_weights(config, task, everyone, dtype, device),
         merge_single=has_batch_statistics(module),
         random_layers=choice.random_layers,
+        augmentation=_augmentation(everyone) if config.data.augment else None,
     )
     problem = Problem(
         task=task,
@@ -170,7 +176,7 @@ def _task(task: Task, config: Config, loss: Function | None, metric: Function | 
 
 
 def _refuse_what_has_no_score(federation: Federation) -> None:
-    one_class = all(len(client.test[1].unique()) < 2 for client in federation.clients)
+    one_class = all(len(set(client.test[1].tolist())) < 2 for client in federation.clients)
     if federation.task.metric.name == "auc" and one_class:
         raise FederationError(
             "No client's test data has samples of two classes, so nobody would have an AUC; choose another metric, "
@@ -198,6 +204,18 @@ def _worth_knowing(config: Config, method: Method, federation: Federation) -> li
 
 def _some(names: list[str]) -> str:
     return ", ".join(names[:5]) + (" and more" if len(names) > 5 else "")
+
+
+def _augmentation(federation: Federation) -> Augmentation:
+    """Crops after padding by four black pixels, and flips: the usual ones for CIFAR (He et al., 2016)."""
+    shape, pixels = federation.task.inputs, federation.clients[0].preprocessing
+    if len(shape) != 3:
+        raise ConfigError(
+            "data.augment = true crops and flips images of shape (channels, height, width), but one sample here has "
+            f"shape {shape}. Set it to false."
+        )
+    black = pixels.black.tolist() if isinstance(pixels, Pixels) else [0.0] * shape[0]
+    return Augmentation(pad=4, flip=True, fill=tuple(black))
 
 
 def _newcomers(federation: Federation, share: float, seed: int) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import streams
+from .augment import Augmentation
 from .execution import Batch, Execution, batch_weights
 from .optimisers import Local, Optimiser
 from .state import State
@@ -73,6 +74,10 @@ PREDICTORS: dict[str, Callable[[Callable[[Tensor, Tensor], Tensor], State, Tenso
 Model = Tensor | Predictor
 
 
+class SeveralRates(RuntimeError):
+    """One learning rate was asked for where rows have their own; who trains a stack of grid values answers it."""
+
+
 @dataclass(repr=False)
 class Cohort:
     """Clients of one device, sorted by falling number of training samples: those still training at a step are a prefix.
@@ -95,6 +100,10 @@ class Cohort:
     merge_single: bool = False
     """Whether a last batch of one sample joins the one before: BatchNorm has no statistics of a single sample."""
     random_layers: bool = False
+    augmentation: Augmentation | None = None
+    """Of the images that clients train with; of none that they are scored on."""
+    rates: tuple[float, ...] | None = None
+    """A learning rate for each row in place of `local.lr`, where rows are the values of a grid."""
     carried: State | None = None
     """The optimiser's state from the last round, where it is kept; `fit` leaves the new one here."""
     loss_sum: Tensor | None = None
@@ -109,13 +118,14 @@ class Cohort:
         return self.train.counts
 
     def take(self, clients: Sequence[int]) -> Cohort:
-        """Some of the clients, in rising order of their numbers, so that the prefix rule holds."""
+        """Some of the clients, in rising order of their numbers, so that the prefix rule holds; any may be repeated."""
         return replace(
             self,
             names=tuple(self.names[i] for i in clients),
             train=self.train.take(clients),
             validation=self.validation.take(clients),
             class_weight=None if self.class_weight is None else self.class_weight[list(clients)],
+            rates=None if self.rates is None else tuple(self.rates[i] for i in clients),
             loss_sum=None,
             loss_count=None,
         )
@@ -144,16 +154,30 @@ class Cohort:
         size = size or self.local.batch_size
         passes = self.local.epochs if epochs is None else epochs
         index, counts = self._schedule(round, stream, passes, size, steps)
+        moves = self._moves(round, stream, index, counts)
         index = index.to(self.train.x.device, non_blocking=True)
         for step, active in enumerate(counts):
             k = len(active)
             chosen = index[step, :k, : max(active)]
-            y = self.train.y[chosen]
+            x, y = self.train.x[chosen], self.train.y[chosen]
+            if self.augmentation is not None and moves is not None:
+                x = self.augmentation(x, moves[step, :k, : max(active)])
             weight = None
             if self.class_weight is not None:
                 weight = self.class_weight[:k].gather(1, y)
             seeds = self._layer_seeds(round, stream, step) if self.random_layers else None
-            yield Batch(self.train.x[chosen], y, active, weight, seeds)
+            yield Batch(x, y, active, weight, seeds)
+
+    def _moves(self, round: int, stream: str, index: Tensor, counts: list[list[int]]) -> Tensor | None:
+        """(steps, m, width, 3) how each image of a schedule is moved, as each client's own stream has it."""
+        if self.augmentation is None or stream == "full":
+            return None
+        moves = torch.zeros(*index.shape, 3, dtype=torch.uint8)
+        for i, (name, n) in enumerate(zip(self.names, self.samples, strict=True)):
+            steps, width = sum(i < len(active) for active in counts), min(n, index.shape[2])
+            source = streams.generator(self.seed, name, round, f"augmentation/{stream}")
+            moves[:steps, i, :width] = self.augmentation.draw((steps, width), source)
+        return moves.to(self.train.x.device, non_blocking=True)
 
     def _layer_seeds(self, round: int, stream: str, step: int) -> Callable[[int], int]:
         return lambda i: streams.number(self.seed, self.names[i], round, f"layers/{stream}/{step}")
@@ -232,7 +256,16 @@ class Cohort:
         return self.loss_sum / self.loss_count
 
     def lr(self, round: int) -> float:
+        """The learning rate of a round, where all rows have the same."""
+        if self.rates is not None:
+            raise SeveralRates("The rows of this cohort have learning rates of their own; ask for them with `lrs`.")
         return self.local.lr_at(round, self.rounds)
+
+    def lrs(self, round: int) -> Tensor:
+        """(m, 1) each row's learning rate of a round, in float64: what `Optimiser.step` takes."""
+        rates = self.rates or (self.local.lr,) * len(self)
+        column = torch.tensor(rates, dtype=torch.float64, device=self.train.x.device)[:, None]
+        return column * self.local.factor_at(round, self.rounds)
 
     def optimiser(self, W: Tensor, state: State | None = None) -> Optimiser:
         return Optimiser(self.local, W, self.layout.parameters, state)
@@ -251,7 +284,7 @@ class Cohort:
         W = W.clone()
         main = stream == "train" and optimiser is None
         optimiser = optimiser or self.optimiser(W, self.carried if main else None)
-        lr = self.lr(round)
+        lr = self.lr(round) if self.rates is None else self.lrs(round)
         for batch in self.batches(round, stream=stream, epochs=epochs):
             G = self.grad(W, batch)
             if extra is not None:
@@ -281,10 +314,35 @@ SAMPLES_AT_ONCE = 256
 
 
 def evaluate(execution: Execution, samples: Samples, model: Model, metric: Metric) -> Tensor:
-    """(m,) each client's metric on its own samples; NaN for a client without samples. Padding does not count."""
+    """(m,) each client's metric on its own samples; NaN for one without samples, or where it is undefined."""
+    if not metric.per_sample:
+        scores = torch.full((len(samples),), torch.nan, dtype=torch.float64)
+        for i, outputs in enumerate(all_outputs(execution, samples, model)):
+            if len(outputs):
+                start = samples.starts[i]
+                value = metric(outputs, samples.y[start : start + len(outputs)].cpu())
+                scores[i] = torch.as_tensor(value, dtype=torch.float64).mean()
+        return scores
+    sums = torch.zeros(len(samples), dtype=torch.float64)
+    for active, index, real, outputs in _passes(execution, samples, model):
+        values = metric(outputs.flatten(0, 1), samples.y[index].flatten(0, 1))
+        sums[active] += torch.where(real, values.view(len(active), -1).double().cpu(), 0.0).sum(1)
+    return sums / torch.tensor(samples.counts, dtype=torch.float64)  # 0 / 0 is NaN: nothing to score
+
+
+def all_outputs(execution: Execution, samples: Samples, model: Model) -> list[Tensor]:
+    """For each client (n_i, ...) the outputs of its model on its own samples, on the CPU."""
+    parts: list[list[Tensor]] = [[] for _ in range(len(samples))]
+    for active, _, real, outputs in _passes(execution, samples, model):
+        for i, own, mask in zip(active, outputs.cpu(), real, strict=True):
+            parts[i].append(own[mask])
+    return [torch.cat(part) if part else torch.empty(0) for part in parts]
+
+
+def _passes(execution: Execution, samples: Samples, model: Model) -> Iterator[tuple[list[int], Tensor, Tensor, Tensor]]:
+    """All samples once, those of several clients (k) side by side: (the clients, (k, b) indices of their samples,
+    (k, b) which of them are real and not padding, (k, b, ...) outputs)."""
     m, longest = len(samples), max(samples.counts, default=0)
-    sums = torch.zeros(m, dtype=torch.float64)
-    kept: list[list[Tensor]] = [[] for _ in range(m)]
     width = max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // max(1, m * samples.x[:1].numel())))
     for at in range(0, longest, width):
         active = [i for i, n in enumerate(samples.counts) if n > at]
@@ -293,21 +351,7 @@ def evaluate(execution: Execution, samples: Samples, model: Model, metric: Metri
         index = torch.tensor([samples.starts[i] for i in active])[:, None] + torch.minimum(positions, counts - 1)
         index = index.to(samples.x.device)
         outputs = _outputs(execution, model, active if len(active) < m else None, samples.x[index])
-        if metric.per_sample:
-            values = metric.function(outputs.flatten(0, 1), samples.y[index].flatten(0, 1))
-            values = values.view(len(active), -1).double().cpu()
-            sums[active] += torch.where(positions < counts, values, 0.0).sum(1)
-        else:
-            for j, i in enumerate(active):
-                kept[i].append(outputs[j, : samples.counts[i] - at].cpu())
-    if metric.per_sample:
-        return sums / torch.tensor(samples.counts, dtype=torch.float64)  # 0 / 0 is NaN: nothing to score
-    scores = torch.full((m,), torch.nan, dtype=torch.float64)
-    for i, (start, n) in enumerate(zip(samples.starts, samples.counts, strict=True)):
-        if n:
-            value = metric.function(torch.cat(kept[i]), samples.y[start : start + n].cpu())
-            scores[i] = torch.as_tensor(value, dtype=torch.float64).mean()
-    return scores
+        yield active, index, positions < counts, outputs
 
 
 def _outputs(execution: Execution, model: Model, clients: list[int] | None, x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedkin import statistics
+from fedkin.outputs import Outputs
 from fedkin.statistics import Comparison
 
 ALONE = "separate"
@@ -40,6 +41,7 @@ class Run(Protocol):
     @property
     def recorded(self) -> Sequence[int]: ...
     def collaboration(self, round: int | None = None) -> NDArray[Any] | None: ...
+    def outputs(self, client: str | None = None) -> Outputs | None: ...
 
 
 @dataclass(frozen=True)
@@ -198,10 +200,15 @@ def newcomers(runs: Sequence[Run]) -> list[tuple[str, float, float]]:
     for method, members in by_method(runs).items():
         held = [run.summary for run in members if run.summary.get("novel")]
         for model in held[0]["novel"]["models"] if held else ():
-            known = float(np.mean([s["models"][model]["last"] for s in held]))
-            new = float(np.mean([s["novel"]["models"][model]["mean"] for s in held]))
+            known = _known_mean([s["models"][model]["last"] for s in held])
+            new = _known_mean([s["novel"]["models"][model]["mean"] for s in held])
             served.append((f"{method}:{model}", known, new))
     return served
+
+
+def _known_mean(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else float("nan")
 
 
 def joining(runs: Sequence[Run]) -> dict[str, tuple[dict[str, float], dict[str, float]]]:
@@ -281,7 +288,7 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """
     if not runs:
         raise ValueError("There is no run to report on.")
-    settings = sorted({f"{r.summary['data']}, {r.summary['split']}, {r.summary['metric']}" for r in runs})
+    settings = sorted({f"{_data(r)}, {r.summary['split']}, {r.summary['metric']}" for r in runs})
     if len(settings) > 1:
         raise ValueError(
             "Only runs with the same data, split and metric can be compared, and these differ "
@@ -299,6 +306,12 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
                     "settings. Leave one of them out."
                 )
     return found
+
+
+def _data(run: Run) -> str:
+    """The data's name; of a user's own file with the beginning of its digest, as two files may have one name."""
+    digest = flat_settings(run.config).get("data.digest")
+    return f"{run.summary['data']} ({digest[:8]})" if digest else str(run.summary["data"])
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:

@@ -128,12 +128,16 @@ class Config(_Strict):
         return tuple(self.seed if s is None else s for s in given)  # type: ignore[return-value]
 
 
+NAMED = ("data", "model")
+"""Tables for which a name may stand."""
+
+
 def resolve(raw: Mapping[str, Any]) -> Config:
     """A complete configuration from what the user said.
 
     What is not said comes from the method where it presupposes something, then from the data set, then from here.
     """
-    raw = {k: {"name": v} if k in ("data", "model") and isinstance(v, str) else v for k, v in raw.items()}
+    raw = {k: {"name": v} if k in NAMED and isinstance(v, str) else v for k, v in raw.items()}
     _refuse_unknown(raw, Config, "")
     shape = _validated(Config, {k: v for k, v in raw.items() if k != "settings"}, "")
     assert isinstance(shape, Config)
@@ -153,17 +157,24 @@ def resolve(raw: Mapping[str, Any]) -> Config:
         merged["settings"] = _validated(method, merged.get("settings", {}), "settings").model_dump(mode="json")
     except ConfigError as error:
         raise ConfigError(f"Method {shape.method!r}: {error}") from None
+    if not shape.data.given:
+        merged = merge(merged, {"data": {"name": data.located(shape.data.name)}})
     config = _validated(Config, merged, "")
     assert isinstance(config, Config)
     return config
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Tables laid over tables; a value above wins."""
+    """Tables laid over tables; a value above wins. A name beside a table, as in data = "digits", is that table's."""
     result = dict(below)
     for key, value in above.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merge(result[key], value) if both else value
+        under = result.get(key)
+        if key in NAMED and isinstance(value, str) and isinstance(under, Mapping):
+            value = {"name": value}
+        elif key in NAMED and isinstance(value, Mapping) and isinstance(under, str):
+            under = {"name": under}
+        both = isinstance(value, Mapping) and isinstance(under, Mapping)
+        result[key] = merge(under or {}, value) if both else value
     return result
 
 

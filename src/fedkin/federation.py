@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import TensorDataset
 
 from . import streams
 from .errors import FedkinError
-from .preprocessing import Preprocessing
+from .preprocessing import Preprocessing, TableSettings
 from .task import Task
 from .weights import Layout
 
@@ -129,15 +131,79 @@ class Federation:
                     raise FederationError(
                         f"Client {client!r} has one sample; with (x, y) it needs two at least, one of them to test on."
                     )
-                order = torch.randperm(len(y), generator=streams.generator(seed, client, 0, "test part"))
-                held = max(1, round(test_fraction * len(y)))
-                parts = [x[order[held:]], y[order[held:]], x[order[:held]], y[order[:held]]]
+                rest, held = test_part(len(y), test_fraction, seed, client)
+                parts = [x[rest], y[rest], x[held], y[held]]
             x, x_test = (p if p.is_floating_point() else p.float() for p in parts[::2])
             y, y_test = (_target(p, task) for p in parts[1::2])
             built.append(Client(client, (x, y), (x_test, y_test), group=(groups or {}).get(client)))
         if not built:
             raise FederationError("A federation needs at least one client; none was given.")
         return Federation(name, tuple(built), task if isinstance(task, Task) else _guessed(built))
+
+    @staticmethod
+    def from_datasets(
+        clients: Mapping[str, object],
+        task: Task | Literal["classification", "regression"] | None = None,
+        **more: Any,
+    ) -> Federation:
+        """A federation from torch datasets: {name: dataset} or {name: (training set, test set)}; see `from_arrays`.
+
+        A dataset has a length and gives (x, y); it is read once, so transforms that draw by lot draw once.
+        """
+        arrays = {}
+        for client, given in clients.items():
+            both = list(given) if isinstance(given, tuple | list) else [given]
+            if len(both) > 2:
+                raise FederationError(f"Client {client!r} has {len(both)} datasets; give one, or training and test.")
+            arrays[client] = [tensor for dataset in both for tensor in _samples(dataset, client)]
+        return Federation.from_arrays(arrays, task, **{"name": "datasets", **more})
+
+    @staticmethod
+    def from_table(
+        table: Any,
+        client: str,
+        target: str,
+        *,
+        test: Any = None,
+        test_fraction: float = 0.25,
+        validation: float = 0.1,
+        seed: int = 0,
+        name: str | None = None,
+        **settings: Any,
+    ) -> Federation:
+        """A federation from a table: a pandas or polars frame, or the path of a CSV, TSV or Parquet file.
+
+        A client for each value of the column `client`. Test rows are those of the table `test`, or a share of each
+        client's. Further settings are those of `fedkin settings` under `table`: `categorical=["sex"]`,
+        `missing=["?"]`, `statistics="own"`.
+        """
+        from .data import tables
+
+        chosen = _table_settings(client=client, target=target, **settings)
+        parts = {"test": test, "test_fraction": test_fraction, "validation": validation}
+        return tables.from_table(table, chosen, **parts, seed=seed, name=name)
+
+    @staticmethod
+    def from_folder(
+        path: Path | str,
+        target: str | None = None,
+        *,
+        test_fraction: float = 0.25,
+        validation: float = 0.1,
+        seed: int = 0,
+        name: str | None = None,
+        **settings: Any,
+    ) -> Federation:
+        """A federation from a folder with a file or a sub-folder for each client, named after it.
+
+        `north.csv` (or .tsv, .parquet), `north/train.csv` with `north/test.csv`, `north.npz`, or `north/x.npy` with
+        `north/y.npy`. For tables name the `target`; further settings as for `from_table`.
+        """
+        from .data import tables
+
+        chosen = _table_settings(target=target, **settings)
+        parts = {"test_fraction": test_fraction, "validation": validation}
+        return tables.from_folder(path, chosen, **parts, seed=seed, name=name)
 
     def with_validation(self, share: float, seed: int) -> Federation:
         """Sets aside round(share * n) training samples of each client, at least one if n >= 5, else none.
@@ -152,11 +218,8 @@ class Federation:
                 clients.append(client)
                 continue
             x, y = client.train
-            n = len(y)
-            held = max(1, round(share * n)) if n >= 5 else 0
-            order = torch.randperm(n, generator=streams.generator(seed, client.name, 0, "validation part"))
-            rest, part = order[held:].sort().values, order[:held].sort().values
-            clients.append(replace(client, train=(x[rest], y[rest]), validation=(x[part], y[part])))
+            rest, held = validation_part(len(y), share, seed, client.name)
+            clients.append(replace(client, train=(x[rest], y[rest]), validation=(x[held], y[held])))
         return replace(self, clients=tuple(clients))
 
     def without(self, names: Sequence[str]) -> tuple[Federation, Federation]:
@@ -200,6 +263,62 @@ class Problem:
 
     def __len__(self) -> int:
         return len(self.names)
+
+
+def test_part(n: int, share: float, seed: int, client: str) -> tuple[Tensor, Tensor]:
+    """Which of a client's n >= 2 samples to train on, and which to test on: round(share * n), at least one of each."""
+    order = torch.randperm(n, generator=streams.generator(seed, client, 0, "test part"))
+    held = min(max(1, round(share * n)), n - 1)
+    return order[held:], order[:held]
+
+
+def validation_part(n: int, share: float, seed: int, client: str) -> tuple[Tensor, Tensor]:
+    """Which of a client's n training samples to train on, and which to keep: round(share * n), at least one if n >= 5,
+    else none."""
+    held = min(max(1, round(share * n)), n - 1) if n >= 5 and share else 0
+    order = torch.randperm(n, generator=streams.generator(seed, client, 0, "validation part"))
+    return order[held:].sort().values, order[:held].sort().values
+
+
+def _table_settings(**settings: Any) -> TableSettings:
+    """As in a configuration, with its sentences where something is wrong."""
+    from .config import resolve
+
+    return resolve({"data": {"given": True}, "table": settings}).table
+
+
+def _samples(dataset: Any, client: str) -> tuple[Tensor, Tensor]:
+    """All of a dataset's inputs, and all of its targets."""
+    where = f"Client {client!r}, dataset {type(dataset).__name__}"
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return dataset.tensors[0], dataset.tensors[1]
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise FederationError(f"{where}: it has no length, or no samples by number; collect its samples first.")
+    inputs, targets = list[Tensor](), list[Tensor]()
+    for i in range(len(dataset)):
+        item = dataset[i]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise FederationError(f"{where}: sample {i} is not a pair (x, y), but a {type(item).__name__}.")
+        x, y = (_number(part, f"{where}, sample {i}") for part in item)
+        if inputs and (x.shape, y.shape) != (inputs[0].shape, targets[0].shape):
+            raise FederationError(
+                f"{where}: sample {i} has the shapes {tuple(x.shape)} and {tuple(y.shape)}, the first has "
+                f"{tuple(inputs[0].shape)} and {tuple(targets[0].shape)}. All have to be alike."
+            )
+        inputs.append(x)
+        targets.append(y)
+    if not inputs:
+        raise FederationError(f"{where}: it has no samples.")
+    return torch.stack(inputs), torch.stack(targets)
+
+
+def _number(value: object, where: str) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise FederationError(
+            f"{where} holds a {type(value).__name__}, which is no number or array; let a transform make it one."
+        ) from None
 
 
 def _tensor(array: object, client: str) -> Tensor:

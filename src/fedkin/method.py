@@ -45,6 +45,9 @@ class Method(BaseModel, ABC):
     """Local training that the method presupposes, where it differs from the data set's."""
     newcomer_rounds: ClassVar[int] = 0
     """Exchanges in which newcomers find their place before they get their model."""
+    training: ClassVar[frozenset[str] | None] = None
+    """The settings that `train` and `models` look at; None: all of them. Values of the others can be tuned in one
+    stack. Not inherited: a subclass may train in another way, and says it anew."""
 
     @abstractmethod
     def begin(self, problem: Problem, rng: Rng) -> Server:

@@ -6,6 +6,7 @@ Clients that have run out of batches stand still: a step touches the first k row
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import torch
@@ -41,12 +42,16 @@ class Local(BaseModel):
 
     def lr_at(self, round: int, rounds: int) -> float:
         """The learning rate of a round (from 1) of `rounds`; later ones (newcomers) have the last round's."""
+        return self.lr * self.factor_at(round, rounds)
+
+    def factor_at(self, round: int, rounds: int) -> float:
+        """What the schedule makes of any learning rate in a round."""
         at = min(max(round, 1), max(rounds, 1)) - 1
         if self.schedule == "step":
-            return self.lr * self.schedule_factor ** (at // self.schedule_every)
+            return self.schedule_factor ** (at // self.schedule_every)
         if self.schedule == "cosine":
-            return self.lr * 0.5 * (1 + math.cos(math.pi * at / max(rounds, 1)))
-        return self.lr
+            return 0.5 * (1 + math.cos(math.pi * at / max(rounds, 1)))
+        return 1.0
 
 
 class Optimiser:
@@ -69,9 +74,13 @@ class Optimiser:
             return State(steps=steps, first=zeros, second=zeros.clone())
         return State(momentum=zeros) if local.momentum else State()
 
-    def step(self, W: Tensor, G: Tensor, lr: float) -> None:
-        """Moves the first k = len(G) rows of W along their gradients G (k, d), which may be overwritten."""
+    def step(self, W: Tensor, G: Tensor, lr: float | Tensor) -> None:
+        """Moves the first k = len(G) rows of W along their gradients G (k, d), which may be overwritten.
+
+        lr: one rate, or (m, 1) in float64, a rate for each row of W; equal rates give equal bits either way.
+        """
         k, local = len(G), self.local
+        lr = lr[:k] if isinstance(lr, Tensor) else lr
         w = W[:k, : self.d]
         if local.clip:
             norm = torch.linalg.vector_norm(G, dim=1, keepdim=True)
@@ -84,13 +93,38 @@ class Optimiser:
             steps += 1
             first.lerp_(G, 1 - beta1)
             second.mul_(beta2).addcmul_(G, G, value=1 - beta2)
-            size = (lr / (1 - beta1**steps)).to(W.dtype)
-            root = (1 - beta2**steps).sqrt().to(W.dtype)
+            # Not lr / (...): with a number above, torch takes the reciprocal first, with a column it divides.
+            size = ((1 - _power(beta1, steps)).reciprocal() * lr).to(W.dtype)
+            root = (1 - _power(beta2, steps)).sqrt().to(W.dtype)
             # G is done with and takes the denominator, so that a step needs no further memory of W's size.
             w.addcdiv_(first, torch.sqrt(second, out=G).div_(root).add_(local.eps).div_(size), value=-1.0)
         elif local.momentum:
             velocity = self.state.momentum[:k]
             velocity.mul_(local.momentum).add_(G)
-            w.add_(G.add_(velocity, alpha=local.momentum) if local.nesterov else velocity, alpha=-lr)
+            _descend(w, G.add_(velocity, alpha=local.momentum) if local.nesterov else velocity, lr)
         else:
-            w.add_(G, alpha=-lr)
+            _descend(w, G, lr)
+
+
+def _power(beta: float, steps: Tensor) -> Tensor:
+    """beta ** steps, in float64. Looked up: torch's own rounds by a number's place in memory (a whole vector is not
+    computed as what is left of one), and results would depend on how many clients are stacked."""
+    powers = _powers(beta, steps.device)
+    return beta**steps if powers is None else powers[steps.long().clamp_(max=len(powers) - 1)]
+
+
+@lru_cache(maxsize=16)
+def _powers(beta: float, device: torch.device) -> Tensor | None:
+    """(n,) beta ** 0, 1, 2, … until one less that power is one; None where these are too many (beta next to one)."""
+    count = math.ceil(54 * math.log(0.5) / math.log(beta)) + 1 if 0 < beta < 1 else 2
+    if beta >= 1 or count > 1 << 20:
+        return None
+    return torch.tensor([beta**t for t in range(count)], dtype=torch.float64, device=device)
+
+
+def _descend(w: Tensor, direction: Tensor, lr: float | Tensor) -> None:
+    """w - lr direction, in place. `addcmul_` rounds once, as `add_` does; a product by itself would round twice."""
+    if isinstance(lr, Tensor):
+        w.addcmul_(direction, lr.to(w.dtype), value=-1.0)
+    else:
+        w.add_(direction, alpha=-lr)

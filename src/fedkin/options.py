@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -26,11 +27,11 @@ def parse(words: Sequence[str], several: Iterable[str] = ()) -> dict[str, Any]:
     raw: dict[str, Any] = {}
     for file in files:
         raw = merge(raw, read_toml(file))
-    given = {key: _value(text) for key, text in pairs}
+    given = {key: parsed(text) for key, text in pairs}
     chosen = list(several) or [str(given.get("method", raw.get("method", Config().method)))]
     known = paths(chosen)
     for key, text in pairs:
-        raw = merge(raw, _nested(_full(key, known), _value(text)))
+        raw = merge(raw, nested(full_name(key, known), parsed(text)))
     return raw
 
 
@@ -86,7 +87,8 @@ def _words(annotation: Any) -> Iterable[str]:
             yield from _words(inner)
 
 
-def _full(key: str, known: list[str]) -> str:
+def full_name(key: str, known: list[str]) -> str:
+    """The one of the known settings that is meant by its full or its last name."""
     key = SHORT.get(key, key)
     if key in known or key.startswith(("model.settings.", "methods.")):
         return key
@@ -105,7 +107,7 @@ def _full(key: str, known: list[str]) -> str:
     raise ConfigError(unknown_key(key, known, [*SHORT, *(path.rpartition(".")[2] for path in known)]))
 
 
-def _value(text: str) -> Any:
+def parsed(text: str) -> Any:
     """A TOML value where it is one, else a word."""
     try:
         return tomllib.loads(f"value = {text}")["value"]
@@ -113,6 +115,59 @@ def _value(text: str) -> Any:
         return text
 
 
-def _nested(path: str, value: Any) -> dict[str, Any]:
+def nested(path: str, value: Any) -> dict[str, Any]:
+    """{'local': {'lr': value}} of 'local.lr'."""
     head, _, rest = path.partition(".")
-    return {head: _nested(rest, value)} if rest else {head: value}
+    return {head: nested(rest, value)} if rest else {head: value}
+
+
+def chosen(option: str, words: Iterable[str]) -> dict[str, list[Any]]:
+    """Settings and their values from the command line: {'sigma': ['auto', 10]} of ['sigma=auto,10']."""
+    found: dict[str, list[Any]] = {}
+    for each in words:
+        name, equals, text = each.partition("=")
+        key, listed = name.strip().lstrip("-").replace("-", "_"), parsed(f"[{text}]")
+        if not equals or not text.strip():
+            raise ConfigError(f"{option} {each} does not say which values to take: write {option} key=a,b,c.")
+        if key in found:
+            raise ConfigError(f"{option} {key}=… is given twice; list all its values once.")
+        found[key] = listed if isinstance(listed, list) else [parsed(word.strip()) for word in text.split(",")]
+    return found
+
+
+def by_full_name(wanted: Mapping[str, Any], methods: Iterable[str]) -> dict[str, list[Any]]:
+    """Settings by their full names, each with the values it is to have, one after another; the methods' are known."""
+    known, found = paths(methods), dict[str, list[Any]]()
+    for key, values in wanted.items():
+        name = full_name(key, known)
+        if name in found:
+            raise ConfigError(f"The values of {name} are given twice; give them once.")
+        if not isinstance(values, list | tuple) or not values:
+            raise ConfigError(f"{name} needs a list of values to take, such as {key}=a,b,c; {values!r} is none.")
+        twice = [value for i, value in enumerate(values) if value in values[:i]]
+        if twice:
+            raise ConfigError(f"{name} is to have the value {word(twice[0])} twice; say it once.")
+        found[name] = list(values)
+    return found
+
+
+def laid_over(raw: Mapping[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    """A table of settings with some, by their full names, laid over it."""
+    table = {k: {"name": v} if k in ("data", "model") and isinstance(v, str) else v for k, v in raw.items()}
+    for name, value in values.items():
+        table = merge(table, nested(name, value))
+    return table
+
+
+def word(value: Any) -> str:
+    """A value as it is written on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def label(values: Mapping[str, Any], full: bool = False) -> str:
+    """'lr=0.001,sigma=auto': a folder's name; settings by their last names, where these tell them apart, or in full."""
+    last = [name.rpartition(".")[2] for name in values]
+    names = list(values) if full or len(set(last)) < len(last) else last
+    short = ["-".join(map(word, v)) if isinstance(v, list | tuple) else word(v) for v in values.values()]
+    text = ",".join(f"{name}={value}" for name, value in zip(names, short, strict=True))
+    return re.sub(r"[^\w.=,+-]+", "-", text)[:120].strip("-.")

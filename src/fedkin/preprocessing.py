@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 
+from . import reading
 from .errors import FedkinError
 
 
@@ -110,8 +113,202 @@ class _Pixels(nn.Module):
         return (x.float() / self.divide - self.mean) / self.std
 
 
+# ---- tables ----
+
+
+@dataclass(frozen=True)
+class Number:
+    """A column of numbers: a missing one becomes `fill`, then (x - mean) / scale.
+
+    `indicator`: a further input that is 1 where the number was missing. `missing`: what stands for a missing value,
+    besides an empty cell.
+    """
+
+    name: str
+    missing: tuple[reading.Mark, ...] = ()
+    indicator: bool = False
+    mean: float = 0.0
+    scale: float = 1.0
+    fill: float = 0.0
+
+
+@dataclass(frozen=True)
+class Category:
+    """A column of categories, an input each; all are 0 where the category is missing or not among these."""
+
+    name: str
+    missing: tuple[reading.Mark, ...] = ()
+    categories: tuple[str, ...] = ()
+
+
+Column = Number | Category
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """What a silo shares of its training rows so that all scale alike, and nothing else.
+
+    Of each column of numbers, (k,): how many there are, their mean, and the sum of squared deviations from it.
+    """
+
+    count: NDArray[np.int64]
+    mean: NDArray[np.float64]
+    m2: NDArray[np.float64]
+
+    @staticmethod
+    def of(numbers: NDArray[np.float64]) -> Statistics:
+        """Of (n, k) numbers; NaN is no number."""
+        known = ~np.isnan(numbers)
+        count = known.sum(0)
+        mean = np.where(known, numbers, 0).sum(0) / np.maximum(count, 1)
+        with np.errstate(over="ignore"):
+            return Statistics(count, mean, np.square(np.where(known, numbers - mean, 0)).sum(0))
+
+    def merge(self, other: Statistics) -> Statistics:
+        """Those of both silos' rows together (Chan, Golub and LeVeque, 1979)."""
+        count = self.count + other.count
+        share = other.count / np.maximum(count, 1)
+        apart = other.mean - self.mean
+        with np.errstate(over="ignore"):
+            m2 = self.m2 + other.m2 + np.square(apart) * self.count * share
+        return Statistics(count, self.mean + apart * share, m2)
+
+    @property
+    def deviation(self) -> NDArray[np.float64]:
+        """(k,) by which numbers are divided: 1 where there is none, or where all are equal up to rounding."""
+        variance = self.m2 / np.maximum(self.count, 1)
+        epsilon = np.finfo(np.float64).eps
+        rounding = self.count * epsilon * variance + np.square(self.count * epsilon * self.mean)
+        return np.where(variance > rounding, np.sqrt(variance), 1.0)
+
+
+def fitted(
+    columns: Sequence[Column], statistics: Statistics, settings: TableSettings, medians: Sequence[float] | None = None
+) -> TablePreprocessing:
+    """Columns with means, deviations and what fills gaps; `statistics` and `medians` are of the columns of numbers."""
+    fill = statistics.mean if medians is None else medians
+    standard = settings.scale == "standard"
+    rows = zip(statistics.mean.tolist(), statistics.deviation.tolist(), map(float, fill), strict=True)
+    done: list[Column] = []
+    for column in columns:
+        if isinstance(column, Number):
+            mean, scale, gap = next(rows)
+            column = replace(column, fill=gap, mean=mean if standard else 0.0, scale=scale if standard else 1.0)
+        done.append(column)
+    return TablePreprocessing(tuple(done))
+
+
+@dataclass(frozen=True)
+class TablePreprocessing:
+    """From rows of a table to a model's inputs: numbers scaled, where they were missing, then categories as 0 and 1."""
+
+    columns: tuple[Column, ...]
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """The names of the model's inputs, in their order."""
+        scaled = [c for c in self.columns if isinstance(c, Number)]
+        gaps = [f"{c.name} missing" for c in scaled if c.indicator]
+        each = [f"{c.name}={value}" for c in self.columns if isinstance(c, Category) for value in c.categories]
+        return (*(c.name for c in scaled), *gaps, *each)
+
+    def read(self, rows: Any) -> Tensor:
+        """(n, columns) float64 from a table in any form that `reading.read` takes; other columns are passed over.
+
+        Numbers as they are, categories by their place among those known; NaN where missing or unknown.
+        """
+        table = reading.read(rows, "the rows")
+        for column in self.columns:
+            if column.name not in table.columns:
+                raise PreprocessingError(
+                    f"{table.name} has no column {column.name!r}. {reading.nearest(column.name, table.columns)}"
+                    f"The model was trained on {', '.join(c.name for c in self.columns)}."
+                )
+        return torch.from_numpy(np.stack([_numbers(table, column) for column in self.columns], axis=1))
+
+    def notes(self, rows: Any) -> list[str]:
+        """What may surprise in these rows, in sentences: categories that the training rows did not have."""
+        table = reading.read(rows, "the rows")
+        told = []
+        for column in self.columns:
+            if isinstance(column, Category):
+                found = set(reading.categories(table, column.name, column.missing)) - {None}
+                new = sorted(str(name) for name in found - set(column.categories))
+                if new:
+                    listed = ", ".join(map(repr, new[:5])) + (" and more" if len(new) > 5 else "")
+                    told.append(
+                        f"Column {column.name!r}: {listed} did not occur in any training row and counts as no category."
+                    )
+        return told
+
+    def module(self) -> nn.Module:
+        return _Table(self.columns)
+
+    def to_json(self) -> dict[str, Any]:
+        kinds = {Number: "number", Category: "category"}
+        return {"kind": "table", "columns": [{"kind": kinds[type(c)], **asdict(c)} for c in self.columns]}
+
+
+def _numbers(table: reading.Table, column: Column) -> NDArray[np.float64]:
+    if isinstance(column, Number):
+        return reading.numbers(table, column.name, column.missing)
+    place = {name: float(i) for i, name in enumerate(column.categories)}
+    found = reading.categories(table, column.name, column.missing)
+    return np.array([np.nan if name is None else place.get(name, np.nan) for name in found])
+
+
+class _Table(nn.Module):
+    """(n, columns) float64 as `TablePreprocessing.read` gives them -> (n, inputs) float32."""
+
+    at: Tensor
+    mean: Tensor
+    scale: Tensor
+    fill: Tensor
+    indicated: Tensor
+    category_at: Tensor
+    codes: Tensor
+
+    def __init__(self, columns: Sequence[Column]) -> None:
+        super().__init__()
+        numbers = [(i, c) for i, c in enumerate(columns) if isinstance(c, Number)]
+        codes = [(i, j) for i, c in enumerate(columns) if isinstance(c, Category) for j in range(len(c.categories))]
+        self.register_buffer("at", torch.tensor([i for i, _ in numbers], dtype=torch.int64))
+        for name in ("mean", "scale", "fill"):
+            values = [getattr(c, name) for _, c in numbers]
+            self.register_buffer(name, torch.tensor(values, dtype=torch.float64))
+        gaps = [k for k, (_, c) in enumerate(numbers) if c.indicator]
+        self.register_buffer("indicated", torch.tensor(gaps, dtype=torch.int64))
+        self.register_buffer("category_at", torch.tensor([i for i, _ in codes], dtype=torch.int64))
+        self.register_buffer("codes", torch.tensor([j for _, j in codes], dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = []
+        if len(self.at):
+            numbers = x[:, self.at]
+            missing = torch.isnan(numbers)
+            parts.append((torch.where(missing, self.fill, numbers) - self.mean) / self.scale)
+            if len(self.indicated):
+                parts.append(missing[:, self.indicated].double())
+        if len(self.codes):
+            parts.append((x[:, self.category_at] == self.codes).double())
+        return torch.cat(parts, 1).float()
+
+
+# ---- files ----
+
+
 def from_json(saved: dict[str, Any]) -> Preprocessing:
     """What `to_json` wrote."""
-    if saved.get("kind") == "pixels":
-        return Pixels(tuple(saved["shape"]), saved["divide"], tuple(saved["mean"]), tuple(saved["std"]))
-    raise PreprocessingError(f"There is no preprocessing of kind {saved.get('kind')!r}; the file is of a newer fedkin.")
+    try:
+        if saved["kind"] == "pixels":
+            return Pixels(tuple(saved["shape"]), saved["divide"], tuple(saved["mean"]), tuple(saved["std"]))
+        if saved["kind"] == "table":
+            return TablePreprocessing(tuple(_column(**column) for column in saved["columns"]))
+    except (KeyError, TypeError) as error:
+        raise PreprocessingError(f"The preprocessing of this model cannot be read ({error!r}).") from None
+    raise PreprocessingError(f"There is no preprocessing of kind {saved['kind']!r}; the file is of a newer fedkin.")
+
+
+def _column(kind: str, **values: Any) -> Column:
+    plain: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}
+    return Number(**plain) if kind == "number" else Category(**plain)

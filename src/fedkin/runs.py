@@ -5,6 +5,7 @@ rounds.jsonl      a line a round
 collaboration/    xi (m, m) of recorded rounds
 checkpoint/       the latest complete round, replaced atomically
 models/           for each client the model to use
+outputs.safetensors   what every model answered on the test samples at the closing exchange
 summary.json      what came out
 """
 
@@ -19,8 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +31,12 @@ from torch import Tensor
 
 from .config import Config, read_toml, resolve, to_toml
 from .errors import FedkinError
+from .estimates import Estimate
+from .outputs import Outputs
 from .state import State
+
+if TYPE_CHECKING:
+    from .saved import Network, Prediction, Saved
 
 
 class RunError(FedkinError):
@@ -173,7 +179,7 @@ class Writer:
         for file in (self.path / "collaboration").glob("round-*.npy"):
             if int(file.stem.removeprefix("round-")) > round:
                 file.unlink()
-        for folder in ("checkpoint", "models"):
+        for folder in ("", "checkpoint", "models"):
             for half in (self.path / folder).glob(".tmp*"):  # where safetensors was writing when the run was killed
                 half.unlink()
         return kept
@@ -194,6 +200,12 @@ class Writer:
         folder.mkdir(exist_ok=True)
         with replacing(folder / f"{file_name(client)}.safetensors") as new:
             save_file({n: t.contiguous().cpu() for n, t in tensors.items()}, new, {"fedkin": json.dumps(_plain(about))})
+
+    def outputs(self, outputs: Outputs) -> None:
+        """What the models answered on the test samples."""
+        tensors, about = outputs.to_file()
+        with replacing(self.path / "outputs.safetensors") as new:
+            save_file({n: t.contiguous() for n, t in tensors.items()}, new, {"fedkin": json.dumps(_plain(about))})
 
     def summary(self, summary: Mapping[str, Any]) -> None:
         text = json.dumps(_plain(summary), indent=2, allow_nan=False)
@@ -244,7 +256,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class Run:
-    """A run folder to read: `.summary`, `.rounds`, `.config`, `.collaboration()`, `.frame()`, `.model(client)`."""
+    """A run folder to read: `.summary`, `.rounds`, `.config`, `.collaboration()`, `.frame()`, `.saved(client)`."""
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -302,16 +314,67 @@ class Run:
             raise RunError(f"xi of round {round} was not recorded; recorded are {self.recorded}.")
         return np.load(path, allow_pickle=False)  # type: ignore[no-any-return]
 
-    def model(self, client: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """A client's saved model: named tensors, and what they are."""
+    @property
+    def modelled(self) -> list[str]:
+        """Clients whose model is on disk, newcomers too."""
+        files = sorted((self.path / "models").glob("*.safetensors"))
+        return [unquote(file.name.removesuffix(".safetensors")) for file in files]
+
+    def model_file(self, client: str) -> Path:
         path = self.path / "models" / f"{file_name(client)}.safetensors"
         if not path.exists():
             names = self.summary["clients"]
             have = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
             raise RunError(f"There is no model of a client {client!r} in {self.path}; clients are {have}.")
-        with safe_open(path, "pt") as file:
-            about = json.loads((file.metadata() or {}).get("fedkin", "{}"))
-            return {name: file.get_tensor(name) for name in file.keys()}, about  # noqa: SIM118
+        return path
+
+    def model(self, client: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """A client's saved model: named tensors, and what they are."""
+        from .saved import read_file
+
+        return read_file(self.model_file(client))
+
+    def saved(self, client: str, model: Network | None = None) -> Saved:
+        """A client's saved model, ready to use; a network of your own has to be given again as `model`."""
+        from .saved import Saved
+
+        return Saved.load(self.model_file(client), model)
+
+    def predict(self, client: str, rows: Any, model: Network | None = None) -> Prediction:
+        """What a client's model says of new rows: an array, a frame, or the file of one."""
+        return self.saved(client, model).predict(rows)
+
+    def export(self, client: str, path: Path | str, format: str = "onnx", model: Network | None = None) -> Path:
+        """Writes a client's model for use elsewhere: `onnx` (complete) or `state_dict`."""
+        return self.saved(client, model).export(path, format)
+
+    def outputs(self, client: str | None = None) -> Outputs | None:
+        """What the models answered on the test samples at the closing exchange, of all clients or of one; None where
+        the run was made before this was kept."""
+        found = self._outputs
+        return found if found is None or client is None else found.of(client)
+
+    @cached_property
+    def _outputs(self) -> Outputs | None:
+        path = self.path / "outputs.safetensors"
+        if not path.exists():
+            return None
+        try:
+            with safe_open(path, "pt") as file:
+                about = json.loads((file.metadata() or {}).get("fedkin", "{}"))
+                return Outputs.from_file({n: file.get_tensor(n) for n in file.keys()}, about)  # noqa: SIM118
+        except (SafetensorError, KeyError, TypeError, ValueError, RuntimeError, OSError) as error:
+            raise RunError(f"{path} is damaged ({error}); remove it, and reports do without it.") from None
+
+    def metrics(self) -> dict[str, dict[str, dict[str, Estimate]]]:
+        """{client: {model: {metric: value with its 95 % interval}}}, on test samples at the closing exchange.
+
+        Every metric that fits the task; the model that a client was handed is there as `chosen` too.
+        """
+        found = self.outputs()
+        if found is None:
+            raise RunError(f"The run in {self.path} kept no outputs to make metrics of; run it again.")
+        return found.metrics()
 
     def scores(self, model: str | None = None, part: str = "test") -> NDArray[np.float64]:
         """(rounds, clients) scores of a model (the headline) on test or validation data, the closing line last."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import stats
+from scipy import optimize, stats
 from scipy.sparse import csr_matrix
 from scipy.sparse.csgraph import connected_components
 
@@ -146,6 +146,89 @@ def accuracy_interval(correct: int, n: int, level: float = 0.95) -> tuple[float,
     half = z / (1 + z * z / n) * np.sqrt(share * (1 - share) / n + z * z / (4 * n * n))
     # At the ends the bound is 0 or 1 exactly; rounding would leave it a hair away.
     return (0.0 if correct == 0 else float(centre - half)), (1.0 if correct == n else float(centre + half))
+
+
+def balanced_interval(correct: Sequence[int], n: Sequence[int], level: float = 0.95) -> tuple[float, float]:
+    """For the mean recall over classes, correct[c] out of n[c]: Wilson's interval of each, put together by `mover`."""
+    return mover([(k / m, *accuracy_interval(k, m, level)) for k, m in zip(correct, n, strict=True)])
+
+
+def mover(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
+    """An interval for the mean of independent estimates, each (value, low, high): what they deviate downwards is
+    added in squares, and upwards likewise (Zou and Donner 2008). It holds the mean and stays within the means of the
+    ends."""
+    value, low, high = np.array(parts, dtype=np.float64).T
+    down, up = np.sqrt(((value - low) ** 2).sum()), np.sqrt(((high - value) ** 2).sum())
+    return float((value.sum() - down) / len(value)), float((value.sum() + up) / len(value))
+
+
+def auc_interval(auc: float, positives: int, negatives: int, level: float = 0.95) -> tuple[float, float]:
+    """Newcombe's interval for an AUC (2006, method 5): all values that lie no further from it than their own standard
+    error (Hanley and McNeil's) allows, as Wilson's does for a share; sound for a handful of positives and at 1."""
+    z = float(stats.norm.ppf(0.5 + level / 2))
+    spread = (positives + negatives) / 2 - 1
+
+    def excess(theta: float) -> float:
+        inflation = 1 + spread * ((1 - theta) / (2 - theta) + theta / (1 + theta))
+        return (theta - auc) ** 2 - z * z * theta * (1 - theta) * inflation / (positives * negatives)
+
+    inside = min(max(auc, 1e-12), 1 - 1e-12)  # at 0 and at 1 the excess is 0, which is not the end looked for
+    low = 0.0 if auc == 0 else float(optimize.brentq(excess, 0.0, inside))
+    return low, 1.0 if auc == 1 else float(optimize.brentq(excess, inside, 1.0))
+
+
+def paired_interval(gained: int, lost: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    """For (gained - lost) / n, the difference of two shares of the same n samples: Bonett and Price's (2012).
+
+    Two samples are made up, one for each side. Without them four samples gained and none lost of thirty would pass for
+    certain, which tossing a coin brings about once in eight times; a bootstrap has that fault too.
+    """
+    more, less, size = (gained + 1) / (n + 2), (lost + 1) / (n + 2), n + 2
+    half = float(stats.norm.ppf(0.5 + level / 2)) * np.sqrt((more + less - (more - less) ** 2) / size)
+    estimate = (gained - lost) / n
+    return max(-1.0, min(estimate, float(more - less - half))), min(1.0, max(estimate, float(more - less + half)))
+
+
+RESAMPLES = 2000
+DRAWN_AT_ONCE = 1 << 22
+
+
+def resampled(values: Sequence[ArrayLike], seed: int = 0) -> NDArray[np.float64]:
+    """(2000, k) bootstrap: sums over strata of the means of resampled rows; values: for each stratum (n, k)."""
+    rng = np.random.default_rng(seed)
+    total = np.zeros((RESAMPLES, np.shape(values[0])[1]))
+    for stratum in values:
+        rows = np.asarray(stratum, dtype=np.float64)
+        at_once = max(1, DRAWN_AT_ONCE // rows.size)
+        for at in range(0, RESAMPLES, at_once):
+            part = total[at : at + at_once]
+            part += rows[rng.integers(len(rows), size=(len(part), len(rows)))].mean(axis=1)
+    return total
+
+
+def percentiles(draws: NDArray[np.float64], values: Sequence[ArrayLike], level: float = 0.95) -> tuple[float, float]:
+    """The interval that bootstrap draws (resamples,) of a sum of means of strata (n,) give.
+
+    Few samples spread too little when drawn anew, and their spread is itself uncertain; the percentiles are moved
+    outwards as Student's t would have it (Hesterberg 2015), with Welch's degrees of freedom for several strata. Where
+    that is further than draws reach (four samples and fewer), the interval is Student's. A stratum of a single sample
+    has no spread that could be seen, and leaves the interval unknown.
+    """
+    sizes = np.array([len(np.asarray(stratum)) for stratum in values])
+    if sizes.min() < 2:
+        return float("nan"), float("nan")
+    squared = np.array([np.var(np.asarray(stratum), ddof=1) for stratum in values]) / sizes
+    if not squared.sum() > 0:
+        return (float(draws[0]),) * 2
+    freedom = squared.sum() ** 2 / (squared**2 / (sizes - 1)).sum()
+    narrow = np.sqrt(squared.sum() / (squared * (sizes - 1) / sizes).sum())
+    t = stats.t.ppf(0.5 + level / 2, freedom)
+    tail = stats.norm.cdf(-narrow * t)
+    if tail < 1 / len(draws):
+        half = t * np.sqrt(squared.sum())
+        return float(draws.mean() - half), float(draws.mean() + half)
+    low, high = np.quantile(draws, [tail, 1 - tail])
+    return float(low), float(high)
 
 
 def within_group_share(xi: ArrayLike, groups: Sequence[int]) -> float | None:

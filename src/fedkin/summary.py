@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import statistics
+from . import data, statistics
 from .assembly import Assembly
 from .cohort import Model
 from .machine import device_name
@@ -40,13 +40,14 @@ def summarise(
         }
     return {
         "method": config.method,
-        "data": config.data.name,
+        "data": data.short(config.data.name),
         "split": config.data.split,
         "seed": config.seed,
         "rounds": config.rounds,
         "clients": list(problem.names),
         "groups": None if problem.groups is None else problem.groups.tolist(),
         "samples": problem.samples.tolist(),
+        "corrupted": [c.name for c in a.federation.clients if c.corrupted],
         "metric": metric.name,
         "higher_is_better": higher,
         "headline": a.method.headline,

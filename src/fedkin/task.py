@@ -5,14 +5,15 @@ from __future__ import annotations
 import difflib
 import importlib
 import operator
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+Kind = Literal["classification", "regression"]
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(outputs (b, ...), targets (b, ...)) -> (b,) losses."""
 
@@ -25,8 +26,59 @@ def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.flatten(1) - targets.reshape(len(targets), -1)).square().mean(1)
 
 
+def absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.flatten(1) - targets.reshape(len(targets), -1)).abs().mean(1)
+
+
+def root_mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return squared_error(outputs.double(), targets.double()).mean().sqrt()
+
+
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(1) == targets).to(outputs.dtype)
+
+
+def classes_in(targets: Tensor) -> list[int]:
+    return sorted(set(targets.tolist()))
+
+
+def balanced_accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
+    """Mean recall over the classes present."""
+    right = correct(outputs, targets).double()
+    return torch.stack([right[targets == c].mean() for c in classes_in(targets)]).mean()
+
+
+def auc(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The chance that a sample of a class is given a higher probability of it than one of another class; ties are half.
+
+    Of two classes, that of class 1; of more, the plain mean over those present, each against the rest. NaN where all
+    samples are of one class.
+    """
+    values = [above.mean() for _, above, _ in against_the_rest(outputs, targets)]
+    return torch.stack(values).mean() if values else torch.tensor(torch.nan, dtype=torch.float64)
+
+
+def against_the_rest(outputs: Tensor, targets: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """For each class that `auc` is a mean over: (class, for each of its samples the share of the other samples that lie
+    below, for each other sample the share of the class that lies above): DeLong's placement values."""
+    present = classes_in(targets)
+    if len(present) < 2:
+        return
+    for c in [1] if outputs.shape[1] == 2 else present:
+        # Log odds have the order of probabilities, but do not run together at 0 and 1 as those do in floating point;
+        # summed in order of size, so that ties are ties.
+        others = outputs.double()[:, torch.arange(outputs.shape[1]) != c] - outputs.double()[:, [c]]
+        odds = -others.sort(1).values.logsumexp(1)
+        own, rest = odds[targets == c], odds[targets != c]
+        yield c, _share_below(own, rest), 1 - _share_below(rest, own)
+
+
+def _share_below(values: Tensor, reference: Tensor) -> Tensor:
+    """For each value the share of the reference below it, equal ones counted half; NaN where any is NaN."""
+    ordered = reference.sort().values
+    below, not_above = (torch.searchsorted(ordered, values, right=right) for right in (False, True))
+    share = (below + not_above).double() / (2 * len(reference))
+    return torch.where(values.isnan() | reference.isnan().any(), torch.nan, share)
 
 
 @dataclass(frozen=True)
@@ -53,13 +105,25 @@ class Loss:
 
 @dataclass(frozen=True)
 class Metric:
-    """What is reported. A metric of ours gives a value a sample; a user's own gets all of a client's outputs at once
-    and may give one number or a value a sample."""
+    """What is reported of a client's outputs and targets, all at once: one number, or a value a sample, whose mean is
+    meant. Only a metric that says `per_sample` may be asked about some of the samples at a time."""
 
     name: str
     function: Callable[[Tensor, Tensor], Tensor]
     higher_is_better: bool
     per_sample: bool
+    kind: Kind | None = None
+    """The tasks it is for; None: a user's own, for any."""
+    degree: int = 0
+    """How it grows with the target: 1, in the target's units; 2, in their square."""
+    scale: float = 1.0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return self.function(outputs, targets) * self.scale
+
+    def in_units(self, target_scale: float) -> Metric:
+        """The same of targets that were divided by `target_scale`, told in the target's own units."""
+        return replace(self, scale=target_scale**self.degree)
 
 
 LOSSES = {
@@ -67,9 +131,19 @@ LOSSES = {
     "mse": Loss("mse", squared_error, True),
 }
 METRICS = {
-    "accuracy": Metric("accuracy", correct, True, True),
-    "mse": Metric("mse", squared_error, False, True),
+    "accuracy": Metric("accuracy", correct, True, True, "classification"),
+    "balanced_accuracy": Metric("balanced_accuracy", balanced_accuracy, True, False, "classification"),
+    "auc": Metric("auc", auc, True, False, "classification"),
+    "log_loss": Metric("log_loss", cross_entropy, False, True, "classification"),
+    "rmse": Metric("rmse", root_mean_squared_error, False, False, "regression", degree=1),
+    "mae": Metric("mae", absolute_error, False, True, "regression", degree=1),
+    "mse": Metric("mse", squared_error, False, True, "regression", degree=2),
 }
+
+
+def metrics_for(kind: Kind) -> dict[str, Metric]:
+    """Those of METRICS that fit a task of this kind."""
+    return {name: metric for name, metric in METRICS.items() if metric.kind == kind}
 
 
 def _imported(reference: str, what: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -94,15 +168,22 @@ def loss_named(name: str | Callable[[Tensor, Tensor], Tensor]) -> Loss:
     raise ValueError(f"There is no loss {name!r}; {_nearest(name, LOSSES)}")
 
 
-def metric_named(name: str | Callable[[Tensor, Tensor], Tensor]) -> Metric:
-    """One of METRICS, or a user's own; a function with the attribute `lower_is_better = True` is minimised."""
+def metric_named(name: str | Callable[[Tensor, Tensor], Tensor], kind: Kind | None = None) -> Metric:
+    """One of METRICS that fits the kind of task, or a user's own; a function with the attribute
+    `lower_is_better = True` is minimised."""
     if not callable(name) and name in METRICS:
+        if kind is not None and METRICS[name].kind != kind:
+            raise ValueError(
+                f"The metric {name!r} is for {METRICS[name].kind}, but this task is a {kind}; for that there are "
+                f"{', '.join(metrics_for(kind))}, or your own as 'package.module:function'."
+            )
         return METRICS[name]
     if callable(name) or ":" in name:
         function = name if callable(name) else _imported(name, "metric")
         label = reference_of(name) if callable(name) else name
         return Metric(label, function, not getattr(function, "lower_is_better", False), False)
-    raise ValueError(f"There is no metric {name!r}; {_nearest(name, METRICS)}")
+    fitting = METRICS if kind is None else metrics_for(kind)
+    raise ValueError(f"There is no metric {name!r}; {_nearest(name, fitting)}")
 
 
 def _nearest(name: str, known: dict[str, Loss] | dict[str, Metric]) -> str:
@@ -120,7 +201,7 @@ def reference_of(function: object) -> str:
 class Task:
     """What every client learns: classification of `outputs` classes, or regression of `outputs` numbers."""
 
-    kind: Literal["classification", "regression"]
+    kind: Kind
     inputs: tuple[int, ...]
     outputs: int
     loss: Loss

@@ -13,13 +13,17 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
 from . import api, comparison
 from .assembly import Assembly
+from .data import short
 from .engines.simulation import Interrupted, Listener
+from .levels import Levels
 from .runs import Run
+from .tuning import Tuned
 
 
 def _console(stderr: bool = False) -> Console:
@@ -29,13 +33,17 @@ def _console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, soft_wrap=True, width=int(os.environ.get("COLUMNS", "120")))
 
 
+MOST_SILOS = 30
+"""Silos that a table in the terminal is made for."""
+COLOURS = {"yes": "green", "no": "red", "cannot tell": "dim"}
+
 out = _console()
 err = _console(stderr=True)
 
 
 def show_comparison(results: api.Results) -> None:
     """The table in the terminal; the same rows as in the report."""
-    from .report import finding, is_share, p_text, score_text
+    from .report import finding, p_text, score_text
 
     rows = results.rows()
     metric = results.runs[0].summary["metric"]
@@ -67,14 +75,36 @@ def show_comparison(results: api.Results) -> None:
     show_newcomers(results.runs)
     for sentence in finding(results.runs):
         out.print(sentence, highlight=False)
-    worse = results.worse_than_alone()
-    for name, clients in worse.items():
-        if clients:
-            share = is_share(metric)
-            listed = ", ".join(f"{c} {(b - a) * 100:+.1f}" if share else c for c, a, b in clients[:8])
-            more = f" and {len(clients) - 8} more" if len(clients) > 8 else ""
-            unit = " (points)" if share else ""
-            out.print(f"Worse off with {name} than alone{unit}: {listed}{more}.", highlight=False)
+    show_joining(results.runs)
+
+
+def show_joining(runs: list[Run]) -> None:
+    """Whether it was worth joining: a table for up to thirty silos, and a sentence."""
+    from .report import estimate_text, gain_text, is_share, joined, joining_words, metric_name
+
+    found = joined(runs)
+    if found is None:
+        return
+    if len(found.silos) <= MOST_SILOS:
+        title = f"Was it worth joining? Test {metric_name(found.metric)}{' in %' if is_share(found.metric) else ''}"
+        table = Table("silo", title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+        table.add_column("test\nsamples", justify="right")
+        plain = any(silo.common for silo in found.silos)
+        for head in ("alone", *(["global"] if plain else []), found.method, "gain"):
+            table.add_column(head, justify="right")
+        table.add_column("worth joining?", no_wrap=True)
+        for silo in found.silos:
+            scores = (silo.alone, silo.common, silo.personal) if plain else (silo.alone, silo.personal)
+            table.add_row(
+                escape(silo.client),
+                f"{silo.samples:,}",
+                *(estimate_text(score, found.metric).replace(" %", "") for score in scores),
+                gain_text(silo.gain, found.metric),
+                f"[{COLOURS[silo.answer]}]{silo.verdict.partition(':')[0]}[/]",
+            )
+        out.print(table)
+        out.print(joining_words(found), style="dim", highlight=False)
+    out.print(found.sentence, style="bold", highlight=False)
 
 
 def show_newcomers(runs: list[Run]) -> None:
@@ -134,7 +164,7 @@ def listening(rounds: int, path: Path) -> Iterator[Listener]:
         def on_start(ready: Assembly) -> None:
             a, new = ready, len(ready.problem) - ready.problem.known
             err.print(
-                f"{a.config.method} on {a.config.data.name} ({a.config.data.split}), {a.problem.known} clients"
+                f"{a.config.method} on {short(a.config.data.name)} ({a.config.data.split}), {a.problem.known} clients"
                 f"{f' and {new} newcomers' if new else ''}, "
                 f"{a.problem.layout.parameters:,} parameters, {a.device.type}; {a.execution.name}: {a.reason}. "
                 f"Writing to {path}.",
@@ -142,7 +172,8 @@ def listening(rounds: int, path: Path) -> Iterator[Listener]:
             )
 
         def on_round(record: dict[str, Any]) -> None:
-            note = "  ".join(f"{name} {m['mean']:.4f}" for name, m in record["models"].items())
+            means = {name: m["mean"] for name, m in record["models"].items()}
+            note = "  ".join(f"{name} {'–' if mean is None else f'{mean:.4f}'}" for name, mean in means.items())
             if progress and task is not None:
                 progress.update(task, completed=min(record["round"], rounds), note=note)
             elif record["round"] % every == 0 or record.get("final"):
@@ -173,3 +204,50 @@ def interruptible() -> Iterator[Callable[[], bool]]:
         yield lambda: asked
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def show_tuned(tuned: Tuned) -> None:
+    """Every point of a grid with its validation score, and the test score of the chosen one alone."""
+    from .options import word
+    from .report import metric_name, score_text
+    from .report.tuning import round_text
+
+    metric = tuned.best.run.summary["metric"]
+    title = f"Best mean validation {metric_name(metric)} over the rounds"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+    for head in (*tuned.plan.grid, "validation", "round", "test"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for trial in tuned.trials:
+        chosen = trial is tuned.best
+        values, test = map(word, trial.point.values.values()), score_text(tuned.test, metric) if chosen else ""
+        scores = score_text(trial.validation, metric), round_text(trial), test
+        table.add_row(*values, *scores, style="bold" if chosen else None)
+    out.print(table)
+    out.print("Chosen on validation data (bold); test data had no say.", style="dim", highlight=False)
+    for sentence in tuned.at_the_edge():
+        out.print(sentence, style="yellow", highlight=False)
+
+
+def show_levels(levels: Levels) -> None:
+    """For each setting a table: a line for each `method:model`, a column for each level."""
+    from .options import word
+    from .report import metric_name, score_text
+
+    rows = levels.rows()
+    metric = levels.levels[0].results.runs[0].summary["metric"]
+    for setting in levels.settings:
+        here = [row for row in rows if row.setting == setting]
+        values = list(dict.fromkeys(word(row.value) for row in here))
+        title = f"Best mean test {metric_name(metric)} over {setting}"
+        if any(row.hit is not None for row in here):
+            title += " (in brackets: of clients with clean labels, of those hit)"
+        table = Table(Column("method:model", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD)
+        for value in values:
+            table.add_column(value, justify="right")
+        for row in (r for r in here if word(r.value) == values[0]):
+            cells = []
+            for each in (r for r in here if r.name == row.name):
+                sides = ", ".join(score_text(v, metric).removesuffix(" %") for v in (each.clean, each.hit))
+                cells.append(score_text(each.mean, metric) + (f" ({sides})" if each.hit is not None else ""))
+            table.add_row(f"[bold]{row.name}[/]" if row.headline else row.name, *cells)
+        out.print(table)

@@ -16,8 +16,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from fedkin import comparison, report
+from fedkin.estimates import Estimate
+from fedkin.outputs import Outputs
 from fedkin.report import figures, paper
 
 GROUPS = [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
@@ -35,6 +38,7 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.answered: Outputs | None = None
 
     @cached_property
     def summary(self) -> Any:
@@ -58,6 +62,22 @@ class Folder:
         best = self.summary["models"][self.summary["headline"]]["bmta_round"]
         chosen = round if round is not None else min(self.recorded, key=lambda k: abs(k - best))
         return np.load(self.path / "collaboration" / f"round-{chosen:04d}.npy")
+
+    def outputs(self, client: str | None = None) -> Outputs | None:
+        return self.answered
+
+
+def answered(run: Folder, share: dict[str, float], tests: int = 40) -> Folder:
+    """The run with test outputs: of each client's samples, of class 0 and 1 in turn, this share is answered rightly."""
+    y = torch.arange(tests) % 2
+    parts = [torch.where(torch.arange(tests) < share[name] * tests, y, 1 - y) for name in run.summary["clients"]]
+    outputs, count = 2.0 * torch.nn.functional.one_hot(torch.cat(parts), 2), len(parts)
+    model = run.summary["headline"]
+    names, counts, handed = tuple(run.summary["clients"]), (tests,) * count, (model,) * count
+    run.answered = Outputs(
+        names, counts, handed, {"chosen": outputs, model: outputs}, y.repeat(count), "classification"
+    )
+    return run
 
 
 def make(
@@ -274,7 +294,7 @@ def test_the_page_is_whole_and_loads_nothing(tmp_path: Path) -> None:
         assert base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() in policy
     assert len(page.scripts) == 2
     expected = ["Four methods", "fedamp does best", "p against fedamp", "optimistic", "is the honest one", "equal"]
-    expected += ["± over clients", "± over seeds", "Was it worth joining?", "Who learns from whom", "torch"]
+    expected += ["± over clients", "± over seeds", "Client by client", "Who learns from whom", "torch"]
     for words in expected:
         assert words in page.text
 
@@ -362,6 +382,109 @@ def test_findings_say_who_loses_by_joining_and_caveats_name_different_seeds(tmp_
     notes = " ".join(report.caveats(runs))
     assert "separate: 0; fedavg: 0, 1" in notes
     assert "fewer than ten pairs" in notes
+
+
+def joined(folder: Path, clients: list[str] | None = None) -> list[Folder]:
+    """Alone, with one global model and with FedAMP: the first silo gains, the second loses, the others stay."""
+    names = clients or [f"silo-{i:02d}" for i in range(4)]
+    shares = {"separate": [0.3, 0.9, 0.7, 0.7], "fedavg": [0.5] * 4, "fedamp": [0.9, 0.3, 0.75, 0.7]}
+    runs = several(folder, ["separate", "fedavg", "fedamp"], [0], clients=names, groups=[0, 0, 1, 1])
+    return [answered(run, dict(zip(names, shares[run.summary["method"]], strict=True))) for run in runs]
+
+
+def test_the_page_says_for_each_silo_whether_joining_was_worth_it(tmp_path: Path) -> None:
+    page = Page(report.write_report(joined(tmp_path), tmp_path / "report.html"))
+    assert page.open == []
+    assert "Joining helped 1 of 4 silos, harmed 1, and for 2 the test data are too few to tell." in page.text
+    assert "not of a best test round" in page.text and "best mean validation score" in page.text
+    assert page.text.count("cannot tell: 40 test samples are too few") == 2
+    assert "Silos surely helped 1 of 4 fedamp; surely harmed: 1" in page.text
+    row = page.text[page.text.index("silo-00 40") :]
+    assert row.startswith("silo-00 40 30.0 % (18–45) 50.0 % (35–65) 90.0 % (77–96) cloud +60.0 (+")
+    assert "did better alone." not in page.text  # which says so without intervals
+
+
+def test_the_picture_of_silos_shows_values_and_intervals(tmp_path: Path) -> None:
+    page = Page(report.write_report(joined(tmp_path), tmp_path / "report.html"))
+    figure = page.blocks["data-joining"]
+    assert figure["layout"]["yaxis"]["ticktext"] == ["silo-01", "silo-03", "silo-02", "silo-00"]  # the largest on top
+    traces = {trace["name"]: trace for trace in figure["data"] if "name" in trace}
+    assert list(traces) == ["alone", "one global model", "with fedamp"]
+    assert values(traces["with fedamp"]["x"]) == pytest.approx([0.3, 0.7, 0.75, 0.9])
+    assert values(traces["alone"]["x"]) == pytest.approx([0.9, 0.7, 0.7, 0.3])
+    low, high = 0.7695, 0.9604  # Wilson's of 36 out of 40
+    whiskers = traces["with fedamp"]["error_x"]
+    assert values(whiskers["arrayminus"])[-1] == pytest.approx(0.9 - low, abs=1e-3)
+    assert values(whiskers["array"])[-1] == pytest.approx(high - 0.9, abs=1e-3)
+    gains = [trace for trace in figure["data"] if trace.get("xaxis") == "x2"]
+    assert {trace["marker"]["color"]: values(trace["x"]).round(6).tolist() for trace in gains} == {
+        report.ANSWERS["yes"]: [60.0],
+        report.ANSWERS["no"]: [-60.0],
+        report.ANSWERS["cannot tell"]: [0.0, 5.0],
+    }
+
+
+def test_the_page_has_all_metrics_of_the_handed_out_models(tmp_path: Path) -> None:
+    page = Page(report.write_report(joined(tmp_path), tmp_path / "report.html"))
+    text = page.text[page.text.index("By other measures") :]
+    assert "accuracy ↑ balanced accuracy ↑ AUC ↑ log loss ↓" in text
+    assert re.search(
+        r"silo-00 90\.0 % \(77–96\) 90\.0 % \(7\d–9\d\) 0\.900 \(0\.\d\d–0\.\d\d\) 0\.\d+ \(0\.\d+–0\.\d+\)", text
+    )
+    single = Page(report.write_report(joined(tmp_path / "more")[2:], tmp_path / "single.html"))
+    assert "By other measures" in single.text and "Was it worth joining?" not in single.text
+
+
+def test_runs_without_outputs_have_a_report_without_that_part(tmp_path: Path) -> None:
+    runs = joined(tmp_path)
+    runs[2].answered = None
+    page = Page(report.write_report(runs, tmp_path / "report.html"))
+    assert "Was it worth joining?" not in page.text and "By other measures" not in page.text
+    assert "Clients better off alone" in page.text
+    assert "did better alone." in page.text
+
+
+def test_a_nasty_name_stays_text_among_the_silos(tmp_path: Path) -> None:
+    nasty = "<img src=x onerror=alert(2)>"
+    page = Page(report.write_report(joined(tmp_path, [nasty, "b", "c", "d"]), tmp_path / "report.html"))
+    assert "img" not in {tag for tag, _ in page.tags}
+    assert "&lt;img src=x onerror=alert(2)&gt;" in page.blocks["data-joining"]["layout"]["yaxis"]["ticktext"]
+
+
+@pytest.mark.parametrize(
+    ("value", "metric", "text"),
+    [
+        (0.873456, "accuracy", "87.3 %"),
+        (0.873456, "balanced_accuracy", "87.3 %"),
+        (0.873456, "auc", "0.873"),
+        (1.0, "auc", "1.000"),
+        (0.873456, "log_loss", "0.8735"),
+        (12345.6, "mse", "12,346"),
+        (45.678, "rmse", "45.68"),
+        (float("nan"), "auc", "–"),
+    ],
+)
+def test_scores_are_printed_as_people_read_them(value: float, metric: str, text: str) -> None:
+    assert report.score_text(value, metric) == text
+
+
+def test_intervals_and_gains_are_printed_as_people_read_them() -> None:
+    nan = float("nan")
+    assert report.estimate_text(Estimate(0.842, 0.7512, 0.9), "accuracy") == "84.2 % (75–90)"
+    assert report.estimate_text(Estimate(0.8731, 0.7132, 0.96), "auc") == "0.873 (0.71–0.96)"
+    assert report.estimate_text(Estimate(0.5, nan, nan), "auc") == "0.500"
+    assert report.estimate_text(Estimate(nan), "auc") == report.estimate_text(None, "auc") == "–"
+    assert report.gain_text(Estimate(0.061, -0.003, 0.125), "accuracy") == "+6.1 (−0.3 to +12.5)"
+    assert report.gain_text(Estimate(-1e-17, -0.1, 0.1), "accuracy") == "0.0 (−10.0 to +10.0)"
+    assert report.gain_text(Estimate(166.04, 80.3, 247.4), "rmse") == "+166 (+80.3 to +247)"
+
+
+def test_the_gains_are_a_figure_for_print(tmp_path: Path) -> None:
+    names = [path.name for path in report.write_figures(joined(tmp_path), tmp_path, ["png"])]
+    assert names == ["curves.png", "distribution.png", "joining.png", "collaboration-fedamp.png"]
+    (axes,) = paper.joining(report.joined(joined(tmp_path / "more"))).axes  # type: ignore[arg-type]
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["silo-01", "silo-03", "silo-02", "silo-00"]
+    assert axes.get_xlabel() == "gain in test accuracy over training alone in points"
 
 
 @pytest.mark.parametrize("metric", ["accuracy", "mse"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,8 +16,9 @@ from .. import api, comparison, methods, options
 from ..config import Config
 from ..engines.simulation import Interrupted, Listener
 from ..errors import FedkinError
+from ..levels import Levels, vary
 from ..runs import Run
-from ..terminal import bar, err, interruptible, listening, out, show_comparison, show_run
+from ..terminal import bar, err, interruptible, listening, out, show_comparison, show_levels, show_run
 from .app import FREE, Out, Words, app
 
 DEMO = ("separate", "fedavg", "fedamp", "heurfedamp", "groups")
@@ -71,18 +74,26 @@ def compare(
     seed: Annotated[int | None, typer.Option(min=0, help="The first seed, 0 by default.", show_default=False)] = None,
     folder: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("runs/comparison"),
     figures: Annotated[str, typer.Option(help="Also write figures: png, pdf or both, with a comma.")] = "",
+    wanted: Annotated[
+        list[str] | None, typer.Option("--vary", help="A setting and its levels, key=a,b,c; several times if need be.")
+    ] = None,
 ) -> None:
     """Compare methods over seeds: a table, tests, and a report. The same command again goes on where it ended.
 
     Settings are written as for `fedkin run` and hold for all methods;
-    `methods.NAME.settings.key=value` is for one.
+    `methods.NAME.settings.key=value` is for one. With `--vary corruption.labels=0,0.2,0.4`
+    they are compared at every level of a setting, in one picture.
     """
     formats = _formats(figures)
     names = [name.strip() for name in chosen.split(",") if name.strip()]
     raw = options.parse(words or [], several=names)
-    results = _compare(raw if seed is None else raw | {"seed": seed}, names, seeds, folder)
+    raw = raw if seed is None else raw | {"seed": seed}
+    results = _vary(raw, wanted, names, seeds, folder) if wanted else _compare(raw, names, seeds, folder)
     where = results.report()
-    show_comparison(results)
+    if isinstance(results, Levels):
+        show_levels(results)
+    else:
+        show_comparison(results)
     if formats:
         for path in results.figures(formats=formats):
             out.print(f"Figure: {path}")
@@ -179,18 +190,39 @@ def doctor() -> None:
 
 
 def _compare(raw: dict[str, Any], names: list[str], seeds: int, folder: Path) -> api.Results:
-    total = len(dict.fromkeys(names)) * seeds
+    with _progress(len(dict.fromkeys(names)) * seeds) as told:
+        return api.compare(
+            raw, methods=names, seeds=seeds, out=folder, listener=lambda method, seed: told(f"{method}, seed {seed}")
+        )
+
+
+def _vary(raw: dict[str, Any], wanted: list[str], names: list[str], seeds: int, folder: Path) -> Levels:
+    levels = options.chosen("--vary", wanted)
+    total = sum(map(len, levels.values())) * len(dict.fromkeys(names)) * seeds
+    with _progress(total) as told:
+        return vary(
+            raw,
+            levels=levels,
+            methods=names,
+            seeds=seeds,
+            out=folder,
+            listener=lambda level, method, seed: told(f"{level}: {method}, seed {seed}"),
+        )
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], Listener]]:
+    """Listeners for so many runs, which show how far they are: a bar on a terminal, elsewhere a line a run."""
     with interruptible() as stop, bar() as progress:
         task = progress.add_task("comparing", total=total, note="") if progress else None
         done = 0
 
-        def listener(method: str, seed: int) -> Listener:
+        def told(label: str) -> Listener:
             nonlocal done
-            label = f"{method}, seed {seed}"
             if progress and task is not None:
                 progress.update(task, completed=done, note=label)
             else:
-                err.print(f"[{done + 1}/{total}] {label}", highlight=False)
+                err.print(f"[{done + 1}/{total}] {label}", highlight=False, markup=False)
             done += 1
 
             def on_round(record: dict[str, Any]) -> None:
@@ -203,12 +235,11 @@ def _compare(raw: dict[str, Any], names: list[str], seeds: int, folder: Path) ->
             return Listener(on_round=on_round, on_warning=on_warning, stop=stop)
 
         try:
-            results = api.compare(raw, methods=names, seeds=seeds, out=folder, listener=listener)
+            yield told
         except Interrupted as error:
             raise Interrupted(f"{error} The same command goes on from there.") from None
         if progress and task is not None:
             progress.update(task, completed=total, note="done")
-    return results
 
 
 def _run_folders(path: Path) -> list[Path]:

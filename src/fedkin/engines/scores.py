@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,8 @@ import torch
 from torch import Tensor
 
 from ..assembly import Assembly
-from ..cohort import Model, Predictor, evaluate
+from ..cohort import Model, Predictor, all_outputs, evaluate
+from ..outputs import CHOSEN, MOST_BYTES, Outputs
 from ..runs import Writer
 from ..weights import Layout
 
@@ -70,16 +72,20 @@ class Scores:
         if self.assembly.cohort.validation.counts[client] < ENOUGH:
             return headline
         score = {n: float(vector[client]) * self.direction for n, vector in self.validation.items()}
-        top = max(score, key=lambda n: score[n])
-        return headline if score[headline] >= score[top] else top
+        known = {n: s for n, s in score.items() if not math.isnan(s)}
+        top = max(known, key=lambda n: known[n], default=headline)
+        return top if headline in known and known[top] > known[headline] else headline
 
     def hand_out(self, writer: Writer, clients: list[int], models: dict[str, Model]) -> None:
-        """Saves for each client the model to use, with what is needed to load it."""
+        """Saves for each client the model to use, with what is needed to load it; and of the clients that trained what
+        their models answer on the test samples."""
         a = self.assembly
         task = a.problem.task
-        for i, client in enumerate(clients):
-            chosen = self.best_model(client)
-            model = models[chosen]
+        handed = [self.best_model(client) for client in clients]
+        if clients[-1] < a.problem.known:
+            writer.outputs(self._outputs(clients, models, handed))
+        for i, (client, chosen) in enumerate(zip(clients, handed, strict=True)):
+            model, preprocessing = models[chosen], a.federation.clients[client].preprocessing
             about = {
                 "client": a.problem.names[client],
                 "method": a.config.method,
@@ -88,8 +94,38 @@ class Scores:
                 "model": a.config.model.model_dump(mode="json"),
                 "task": {"kind": task.kind, "inputs": list(task.inputs), "outputs": task.outputs},
                 "classes": list(task.class_names),
+                "target": {"mean": task.target_mean, "scale": task.target_scale},
+                "preprocessing": None if preprocessing is None else preprocessing.to_json(),
             }
             writer.model(a.problem.names[client], _named(model, i, a.problem.layout), about)
+
+    def _outputs(self, clients: list[int], models: dict[str, Model], handed: list[str]) -> Outputs:
+        """What the models of these clients answer on their test samples: all models, if that does not take much."""
+        a, samples = self.assembly, self.assembly.test.take(clients)
+        task, counts, headline = a.problem.task, samples.counts, a.method.headline
+
+        def answers(model: Model) -> list[Tensor]:
+            return [outputs.float() for outputs in all_outputs(a.execution, samples, model)]
+
+        found = {headline: answers(models[headline])}
+        takes = sum(own.nbytes for own in found[headline])
+        found |= {name: answers(model) for name, model in models.items() if name in handed and name != headline}
+        if len(models) * takes <= MOST_BYTES:
+            kept = {name: found.get(name) or answers(model) for name, model in models.items()}
+        else:
+            kept = {headline: found[headline], CHOSEN: [found[name][i] for i, name in enumerate(handed)]}
+        y = torch.cat([samples.y[start : start + n] for start, n in zip(samples.starts, counts, strict=True)]).cpu()
+        return Outputs(
+            clients=tuple(a.problem.names[c] for c in clients),
+            counts=counts,
+            handed=tuple(handed),
+            models={name: torch.cat([own for own in parts if len(own)]) for name, parts in kept.items()},
+            targets=y.float() if y.is_floating_point() else y,
+            kind=task.kind,
+            target_mean=task.target_mean,
+            target_scale=task.target_scale,
+            class_names=task.class_names,
+        )
 
 
 def _named(model: Model, i: int, layout: Layout) -> dict[str, Tensor]:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from .. import machine, streams
 from ..assembly import Assembly
-from ..cohort import Model, Predictor
+from ..cohort import Cohort, Model, Predictor
+from ..errors import FedkinError
 from ..federation import Problem
+from ..method import Method
 from ..optimisers import Optimiser
 from ..runs import Checkpoint, Writer
 from ..state import Memory, Message, State, Upload
@@ -33,7 +35,7 @@ class Diverged(RuntimeError):
     """A client's training is no longer finite, and the run was told to stop then."""
 
 
-class MethodError(RuntimeError):
+class MethodError(FedkinError):
     """A method broke its contract; the sentence says where."""
 
 
@@ -45,6 +47,34 @@ class Listener:
     on_round: Callable[[dict[str, Any]], None] = lambda record: None
     on_warning: Callable[[str], None] = lambda sentence: None
     stop: Callable[[], bool] = lambda: False
+
+
+@dataclass(frozen=True, repr=False)
+class Request:
+    """A training that a run asks for: the arguments of `Method.train`. The cohort keeps losses and optimiser."""
+
+    method: Method
+    cohort: Cohort
+    message: Message
+    memory: Memory
+    round: int
+
+    def answer(self) -> Reply:
+        return self.method.train(self.cohort, self.message, self.memory, self.round)
+
+
+Reply = tuple[Upload, Memory]
+T = TypeVar("T")
+Requests = Generator[Request, Reply, T]
+"""What trains: it yields requests, is sent their replies, and returns a T. Who answers may answer several at once."""
+
+
+def advance(rounds: Requests[None], reply: Reply | None = None) -> Request | None:
+    """The next training that is asked for, after the reply to the last one; None when the run has ended."""
+    try:
+        return next(rounds) if reply is None else rounds.send(reply)
+    except StopIteration:
+        return None
 
 
 class Simulation:
@@ -60,6 +90,10 @@ class Simulation:
         self.attendance = Attendance(self.config.participation, self.problem.names, self.seed)
         self.best: tuple[int, float] | None = None
         self.saved_at, self.save_cost = time.monotonic(), 0.0
+        self.idle = 0.0
+        """Seconds of this round in which other runs of the process had their turn."""
+        self.beside = 1
+        """Runs that share the time of this process."""
         self.held: dict[int, Memory] = {}
         """Memories as of the last upload that arrived, of clients whose latest upload was lost."""
 
@@ -67,15 +101,23 @@ class Simulation:
 
     def run(self, checkpoint: Checkpoint | None = None) -> None:
         """From the start, or from a checkpoint; ends with a summary on disk."""
-        with machine.threads(self.config.threads or self._threads_that_pay()):
-            self._run(checkpoint)
+        with machine.threads(self.threads):
+            rounds = self.rounds(checkpoint)
+            request = advance(rounds)
+            while request is not None:
+                request = advance(rounds, request.answer())
+
+    @property
+    def threads(self) -> int:
+        return self.config.threads or self._threads_that_pay()
 
     def _threads_that_pay(self) -> int:
         """One for small models: sharing them among threads costs more than it brings, on a busy machine far more."""
         numbers = len(self.problem) * self.problem.layout.size
         return 1 if numbers < SMALL else torch.get_num_threads()
 
-    def _run(self, checkpoint: Checkpoint | None) -> None:
+    def rounds(self, checkpoint: Checkpoint | None = None) -> Requests[None]:
+        """The run, told what each training came to."""
         everyone = list(range(len(self.problem)))
         if checkpoint is None:
             begin = streams.rng(self.seed, 0)
@@ -86,23 +128,23 @@ class Simulation:
             self._restore(checkpoint)
             first = checkpoint.round + 1
         for round in range(first, self.config.rounds + 1):
-            self._round(round)
+            yield from self._round(round)
             self._save(round, last=round == self.config.rounds)
             if self.listener.stop():
                 self._save(round, last=True)
                 raise Interrupted(f"Stopped after round {round} of {self.config.rounds}; everything is saved.")
         closing = self._closing(self.config.rounds + 1)
-        novel = self._newcomers() if self.a.problem.known < len(self.a.problem) else None
+        novel = (yield from self._newcomers()) if self.a.problem.known < len(self.a.problem) else None
         self.writer.summary(summarise(self.writer.path, self.a, closing, novel, machine.peak_bytes(self.a.device)))
 
-    def _round(self, round: int) -> None:
-        started = time.perf_counter()
+    def _round(self, round: int) -> Requests[None]:
+        started, self.idle = time.perf_counter(), 0.0
         reached = self.attendance.reached(round)
         clients = self.attendance.sampled(reached, round)
         rng = streams.rng(self.seed, round)
         xi = self.server.xi.clone() if "xi" in self.server else None
         message = self._download(self.problem, reached, round)
-        upload, loss, good = self._train(clients, message.take(_places(clients, reached)), round)
+        upload, loss, good = yield from self._train(clients, message.take(_places(clients, reached)), round)
         diverged = [c for c, fine in zip(clients, good, strict=True) if not fine]
         if round >= 1:
             scored = reached if self.config.participation.score == "all" else clients
@@ -119,7 +161,7 @@ class Simulation:
             self._record(
                 round,
                 xi,
-                seconds=time.perf_counter() - started,
+                seconds=time.perf_counter() - started - self.idle,
                 bytes_down=len(reached) * message.bytes_per_client(),
                 bytes_up=len(clients) * upload.bytes_per_client(),
                 participants=[self.problem.names[c] for c in clients],
@@ -145,7 +187,7 @@ class Simulation:
 
     def _train(
         self, clients: list[int], message: Message, round: int, epochs: int = 1
-    ) -> tuple[Upload, float | None, list[bool]]:
+    ) -> Requests[tuple[Upload, float | None, list[bool]]]:
         """Local training of these clients, in chunks; what is not finite is refused, and the memory stays.
 
         `epochs` multiplies the usual number (newcomers).
@@ -162,7 +204,8 @@ class Simulation:
             if epochs > 1:
                 cohort.local = cohort.local.model_copy(update={"epochs": cohort.local.epochs * epochs})
             cohort.carried, own = _without_optimiser(before.take(places))
-            upload, memory = self.method.train(cohort, message.take(places).for_clients(len(chunk)), own, round)
+            part = message.take(places).for_clients(len(chunk))
+            upload, memory = yield Request(self.method, cohort, part, own, round)
             memory = _with_optimiser(memory, cohort.carried)
             self._check_rows(upload, len(chunk), "train (upload)")
             self._check_rows(memory, len(chunk), "train (memory)")
@@ -263,7 +306,7 @@ class Simulation:
 
     # ---- newcomers ----
 
-    def _newcomers(self) -> dict[str, Any]:
+    def _newcomers(self) -> Requests[dict[str, Any]]:
         """Newcomers find their place: `newcomer_rounds` exchanges with the server, then a closing one in which they
         download and train. Known clients keep the weights they had. All methods give newcomers the same
         number of local epochs in all."""
@@ -279,7 +322,7 @@ class Simulation:
         exchanges = min(self.method.newcomer_rounds, self.config.participation.novel_exchanges)
         for round in range(first, first + exchanges):
             message = self._download(self.problem, newcomers, round)
-            upload, _, good = self._train(newcomers, message, round)
+            upload, _, good = yield from self._train(newcomers, message, round)
             arrived = torch.tensor([i for i, g in enumerate(good) if g], dtype=torch.int64, device=self.a.device)
             if len(arrived):
                 self._score([newcomers[i] for i in arrived.tolist()], message.take(arrived), round)
@@ -291,7 +334,7 @@ class Simulation:
         last = first + exchanges
         message = self._download(self.problem, newcomers, last)
         epochs = 1 + self.config.participation.novel_exchanges - exchanges
-        self._train(newcomers, message, last, epochs)
+        yield from self._train(newcomers, message, last, epochs)
         models = self._score(newcomers, message, last)
         record = self._record_novel(last, known)
         self.scores.hand_out(self.writer, newcomers, models)
@@ -307,7 +350,7 @@ class Simulation:
     def _save(self, round: int, last: bool) -> None:
         """Every round, or at least every minute where that would cost more than a tenth of the time."""
         since = time.monotonic() - self.saved_at
-        if round < 0 or (not last and since < min(60.0, 9 * self.save_cost)):
+        if round < 0 or (not last and since < min(60.0, 9 * self.save_cost * self.beside)):
             return
         started = time.monotonic()
         self.checkpoint(round).save(self.writer.checkpoint, self.config)

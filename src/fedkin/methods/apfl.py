@@ -18,6 +18,7 @@ class APFL(Method):
     """
 
     headline = "personal"
+    training = frozenset({"adaptive", "mix"})
     local = {"optimiser": "sgd", "lr": 0.01}
 
     alpha: Annotated[float, Field(ge=0, le=1, description="weight of the client's own model at the start")] = 0.5
@@ -41,7 +42,7 @@ class APFL(Method):
         return State({"w": server.w})
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
-        d, lr = cohort.layout.parameters, cohort.lr(round)
+        d, lr = cohort.layout.parameters, cohort.lrs(round)
         w, v, alpha = message.w.clone(), memory.v.clone(), memory.alpha.clone()
         step_w, step_v = cohort.optimiser(w), cohort.optimiser(v)
         for number, batch in enumerate(cohort.batches(round)):
@@ -61,7 +62,7 @@ class APFL(Method):
                 step_v.step(v, G_v, lr)
             if self.adaptive and number == 0:
                 # The term 0.02 alpha is in the authors' code, not in their paper.
-                alpha[:k] = (alpha[:k] - lr * (slope + 0.02 * alpha[:k])).clamp(0, 1)
+                alpha[:k] = (alpha[:k] - lr[:k, 0].to(alpha) * (slope + 0.02 * alpha[:k])).clamp(0, 1)
         return State(w=w), State(v=v, alpha=alpha)
 
     @staticmethod

@@ -34,6 +34,7 @@ class FedAMP(Method):
 
     headline = "cloud"
     newcomer_rounds = 3
+    training = frozenset({"beta", "beta_decay", "beta_every", "init_from", "mode", "alpha", "strength"})
 
     sigma: Annotated[Literal["auto"] | Positive, Field(description="width of attention; auto: from the models")] = (
         "auto"

@@ -13,6 +13,7 @@ class FedAvg(Method):
     """
 
     headline = "global"
+    training = frozenset()
 
     def begin(self, problem: Problem, rng: Rng) -> Server:
         return State({"w": problem.initial.clone()})

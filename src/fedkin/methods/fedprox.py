@@ -16,6 +16,8 @@ class FedProx(FedAvg):
     `finetuned` (FedProx-FT) takes a further pass of its own, without the proximal term.
     """
 
+    training = frozenset({"mu"})
+
     mu: Annotated[float, Field(ge=0, description="strength of the proximal term; the paper tunes 0.001 to 1")] = 0.01
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:

@@ -12,6 +12,7 @@ class Groups(Method):
     """One model a known group, averaged as in FedAvg. Models: `cloud` (the group's) and `finetuned`."""
 
     headline = "cloud"
+    training = frozenset()
 
     def check(self, problem: Problem, local: Local) -> None:
         if problem.groups is None:

@@ -18,6 +18,8 @@ class HeurFedAMP(FedAMP):
     Models: `cloud` u_i, and `personal` w_i.
     """
 
+    training = FedAMP.training
+
     def check(self, problem: Problem, local: Local) -> None:
         if self.mode == "theory" or self.attention != "negative_exponential":
             raise ValueError("HeurFedAMP looks at cosines: theory mode and functions of the distance are FedAMP's.")

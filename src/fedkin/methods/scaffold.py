@@ -18,6 +18,7 @@ class Scaffold(Method):
     """
 
     headline = "personal"
+    training = frozenset({"option"})
     local = {"optimiser": "sgd", "lr": 0.05}
 
     option: Annotated[Literal["I", "II"], Field(description="I: full gradient at x; II: from the steps taken")] = "II"
@@ -50,7 +51,7 @@ class Scaffold(Method):
         else:
             # K_i counts mini-batch steps, not epochs (trap T7).
             steps = [local.epochs * cohort.steps_of(n, local.batch_size) for n in cohort.samples]
-            length = torch.tensor(steps, dtype=x.dtype, device=x.device)[:, None] * cohort.lr(round)
+            length = torch.tensor(steps, dtype=x.dtype, device=x.device)[:, None] * cohort.lrs(round).to(x)
             c = memory.c - message.c + (x[:, :d] - y[:, :d]) / length
         return State(move=y - x, change=c - memory.c), State(personal=y, c=c)
 

@@ -9,6 +9,7 @@ class Separate(Method):
     """Every client trains on its own data, from the common start, and tells nobody."""
 
     headline = "personal"
+    training = frozenset()
 
     def begin(self, problem: Problem, rng: Rng) -> Server:
         return State()

@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 
 from fedkin import comparison, statistics
 from fedkin.comparison import Row, Run
+from fedkin.estimates import Estimate
+from fedkin.joining import Joining, JoiningError, worth_joining
 
 __all__ = ["caveats", "finding", "score_text", "write_figures", "write_report"]
 
@@ -23,6 +25,7 @@ PALETTE = (
     "#332288", "#882255", "#999933", "#44AA99", "#AA4499", "#661100",
 )  # fmt: skip
 GREY = "#7A828C"
+ANSWERS = {"yes": "#009E73", "no": "#D55E00", "cannot tell": "#9AA4AF"}
 # Fewer points than this get no box: quartiles of five clients say nothing.
 BOX_FROM = 8
 # Client names on the axes of the heat map stay legible up to here.
@@ -68,15 +71,82 @@ def metric_name(metric: str) -> str:
 
 
 def score_text(value: float | None, metric: str) -> str:
-    """A score as it is printed: 92.1 %, 0.002413, or a dash."""
+    """A score as it is printed: 92.1 %, an AUC of 0.873, an error of 0.002413, or a dash."""
     if value is None or np.isnan(value):
         return "–"
-    return f"{100 * value:.1f} %" if is_share(metric) else f"{value:.4g}"
+    if is_share(metric):
+        return f"{100 * value:.1f} %"
+    return f"{value:.3f}" if metric == "auc" else _digits(value, 4)
+
+
+def _digits(value: float, digits: int, sign: str = "") -> str:
+    """So many leading digits, but no powers of ten for large numbers."""
+    return f"{value:{sign},.0f}" if abs(value) >= 10**digits else f"{value:{sign}.{digits}g}"
+
+
+def estimate_text(estimate: Estimate | None, metric: str) -> str:
+    """A score and its interval: 84.2 % (75–90), 0.873 (0.71–0.96)."""
+    if estimate is None or np.isnan(estimate.value):
+        return "–"
+    low, high = (_end(end, metric) for end in estimate[1:])
+    return f"{score_text(estimate.value, metric)} ({low}–{high})" if low else score_text(estimate.value, metric)
+
+
+def gain_text(gain: Estimate, metric: str) -> str:
+    """A gain and its interval, in points where the metric is a share: +6.1 (−0.3 to +12.5)."""
+    if np.isnan(gain.value):
+        return "–"
+    value, low, high = (signed_text(number, metric) for number in gain)
+    return f"{value} ({low} to {high})" if low else value
+
+
+def _end(value: float, metric: str) -> str:
+    if np.isnan(value):
+        return ""
+    return f"{100 * value:.0f}" if is_share(metric) else f"{value:.2f}" if metric == "auc" else _digits(value, 3)
+
+
+def signed_text(value: float, metric: str) -> str:
+    """A difference of scores with its sign, in points where the metric is a share; nothing where it is unknown."""
+    if np.isnan(value):
+        return ""
+    value = 0.0 if abs(value) < 1e-12 else value  # neither +0.0 nor −0.0
+    sign = "+" if value else ""
+    if is_share(metric):
+        text = f"{100 * value:{sign}.1f}"
+    else:
+        text = f"{value:{sign}.3f}" if metric == "auc" else _digits(value, 3, sign)
+    return text.replace("-", "−")
 
 
 def difference_text(value: float, metric: str) -> str:
     """A difference of scores as it is printed, without sign: 8.9 points, 0.001."""
     return f"{100 * abs(value):.1f} points" if is_share(metric) else f"{abs(value):.3g}"
+
+
+def joined(runs: Sequence[Run]) -> Joining | None:
+    """Whether it was worth joining, in the runs' metric; None where that cannot be said of these runs."""
+    try:
+        return worth_joining(runs)
+    except JoiningError:
+        return None
+
+
+def joining_words(found: Joining) -> str:
+    """What the table of silos shows, in sentences."""
+    seeds = (
+        f" Values and intervals are means over {len(found.seeds)} seeds; these share the silo’s data, so the intervals "
+        "are not narrowed."
+        if len(found.seeds) > 1
+        else ""
+    )
+    turned = "" if found.higher_is_better else " A lower value is better; a gain is told as a positive number."
+    unit = ", in points," if is_share(found.metric) else ""
+    return (
+        f"Test {metric_name(found.metric)} with 95 % intervals, of the models that silos are handed at the end, not of "
+        f"a best test round. Method: {found.method}, {found.chosen_by}. The gain over training alone{unit} is on the "
+        f"same test samples; where its interval holds 0, the test samples are too few to tell.{turned}{seeds}"
+    )
 
 
 def p_text(p: float) -> str:
@@ -150,14 +220,16 @@ def _lead(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -> s
 def _joining_sentence(runs: Sequence[Run], table: Sequence[Row]) -> list[str]:
     """How many clients the best joint method serves worse than training alone."""
     metric = runs[0].summary["metric"]
-    joined, worse = comparison.joining(runs), comparison.worse_than_alone(runs)
-    row = next((row for row in table if row.name in joined), None)
+    both, worse = comparison.joining(runs), comparison.worse_than_alone(runs)
+    row = next((row for row in table if row.name in both), None)
     if row is None:
         return []
-    alone, together = joined[row.name]
+    alone, together = both[row.name]
     before, after = float(np.mean(list(alone.values()))), float(np.mean(list(together.values())))
     count, losers = len(together), len(worse[row.name])
     change = f"from {score_text(before, metric)} alone to {score_text(after, metric)} with {row.method}"
+    if joined(runs) is not None:  # which then says, with intervals, for whom it was worth it
+        return [f"Joining took the mean {change}."]
     if losers == 0:
         return [f"Joining took the mean {change}; none of the {count} clients did better alone."]
     return [f"Joining took the mean {change}; {losers} of {count} clients did better alone."]

@@ -14,11 +14,18 @@ from numpy.typing import NDArray
 
 from fedkin import comparison, statistics
 from fedkin.comparison import Row, Run
+from fedkin.estimates import Estimate
+from fedkin.joining import Joining
 from fedkin.report import (
+    ANSWERS,
     BOX_FROM,
+    GREY,
     NAMED_UP_TO,
+    PALETTE,
     best_round,
     colours,
+    estimate_text,
+    gain_text,
     is_share,
     metric_name,
     recorded_xi,
@@ -28,6 +35,7 @@ from fedkin.report import (
 
 try:
     import plotly.graph_objects as go
+    from plotly.subplots import make_subplots
 except ImportError as error:
     raise ImportError("Reports need plotly, and it is not installed here: pip install plotly.") from error
 
@@ -35,6 +43,8 @@ INK, GRID, FONT = "#1f2933", "#e6e9ee", "system-ui, -apple-system, 'Segoe UI', R
 WEIGHTS = [[0.0, "#ffffff"], [0.15, "#deebf7"], [0.4, "#9ecae1"], [0.7, "#3182bd"], [1.0, "#08306b"]]
 SMALL = "<span style='font-size:13px'>"
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", "star")
+# Rows of the picture of silos; beyond that the table says it.
+MOST_SILOS = 100
 # A page with more matrix entries than this becomes slow to open; rounds are thinned to stay below.
 MOST_ENTRIES = 1_200_000
 MOST_ROUNDS = 25
@@ -148,6 +158,87 @@ def distribution(runs: Sequence[Run]) -> go.Figure:
         showlegend=shown < len(table),
     )
     return figure
+
+
+def joining(found: Joining) -> go.Figure:
+    """For each silo, the largest gain on top: alone and personal with their intervals, joined by a line; beside it the
+    gain with its own interval, in the colour of the answer."""
+    silos = sorted(found.silos, key=lambda silo: (not np.isnan(silo.gain.value), silo.gain.value))
+    names, metric, points = [_plain(silo.client) for silo in silos], found.metric, is_share(found.metric)
+    figure = make_subplots(cols=2, shared_yaxes=True, horizontal_spacing=0.04, column_widths=[0.58, 0.42])
+    lines_x: list[float | None] = []
+    lines_y: list[float | None] = []
+    for i, silo in enumerate(silos):
+        lines_x += [silo.alone.value, silo.personal.value, None]
+        lines_y += [i + 0.14, i - 0.14, None]
+    tie = {"color": "#b9c2cc", "width": 1.5}
+    figure.add_scatter(x=lines_x, y=lines_y, mode="lines", line=tie, hoverinfo="skip", showlegend=False)
+    sides = [("alone", 0.14, GREY, "circle-open", [silo.alone for silo in silos])]
+    if any(silo.common for silo in silos):
+        shared = [silo.common or Estimate(np.nan) for silo in silos]
+        sides.append(("one global model", 0.0, "#B58900", "diamond-open", shared))
+    sides.append((f"with {_plain(found.method)}", -0.14, PALETTE[0], "circle", [silo.personal for silo in silos]))
+    for name, shift, colour, symbol, scores in sides:
+        whiskers = None if symbol == "diamond-open" else _whiskers(scores, colour)
+        figure.add_scatter(
+            x=[score.value for score in scores],
+            y=[i + shift for i in range(len(silos))],
+            error_x=whiskers,
+            mode="markers",
+            name=name,
+            marker={
+                "color": colour,
+                "symbol": symbol,
+                "size": 7 if whiskers is None else 9,
+                "line": {"width": 2, "color": colour},
+            },
+            text=[f"{silo}, {name}: {estimate_text(score, metric)}" for silo, score in zip(names, scores, strict=True)],
+            hovertemplate="%{text}<extra></extra>",
+        )
+    factor = 100 if points else 1
+    for answer, colour in ANSWERS.items():
+        chosen = [i for i, silo in enumerate(silos) if silo.answer == answer and not np.isnan(silo.gain.value)]
+        gains = [Estimate(*(factor * number for number in silos[i].gain)) for i in chosen]
+        figure.add_scatter(
+            x=[each.value for each in gains],
+            y=chosen,
+            error_x=_whiskers(gains, colour),
+            mode="markers",
+            marker={"color": colour, "size": 9, "symbol": "square"},
+            text=[f"{names[i]}: {gain_text(silos[i].gain, metric)}<br>{silos[i].verdict}" for i in chosen],
+            hovertemplate="%{text}<extra></extra>",
+            showlegend=False,
+            row=1,
+            col=2,
+        )
+    better = "higher is better" if found.higher_is_better else "lower is better"
+    scale = {"tickformat": ".0%"} if points else {}
+    rows = {"tickvals": list(range(len(silos))), "ticktext": names, "range": [-0.6, len(silos) - 0.4]}
+    rows |= {"showgrid": False, "zeroline": False, "automargin": True, "ticks": "", "ticksuffix": "  "}
+    unit = " in points" if points else ""
+    figure.update_layout(
+        _layout(max(170, 110 + (34 if len(silos) <= 30 else 20) * len(silos))),
+        legend=_legend(),
+        xaxis=_axis(_plain(f"test {metric_name(metric)} ({better})")) | scale,
+        xaxis2=_axis(f"gain over training alone{unit}")
+        | {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1.5},
+        yaxis=rows,
+        yaxis2=rows | {"showticklabels": False},
+        shapes=_stripes(len(silos)),
+    )
+    return figure
+
+
+def _whiskers(scores: Sequence[Estimate], colour: str) -> dict[str, Any]:
+    known = [score if not np.isnan(score.low) else Estimate(score.value, score.value, score.value) for score in scores]
+    bars = {"array": [s.high - s.value for s in known], "arrayminus": [s.value - s.low for s in known]}
+    return bars | {"type": "data", "symmetric": False, "color": colour, "thickness": 1.6, "width": 0}
+
+
+def _stripes(count: int) -> list[dict[str, Any]]:
+    """A pale band behind every other row, across both panels."""
+    band = {"type": "rect", "xref": "paper", "x0": 0, "x1": 1, "layer": "below", "fillcolor": "#f6f8fa"}
+    return [band | {"y0": i - 0.5, "y1": i + 0.5, "line": {"width": 0}} for i in range(0, count, 2)]
 
 
 def collaboration(run: Run, limit: int = MOST_ROUNDS) -> go.Figure | None:

@@ -19,21 +19,28 @@ from plotly.offline import get_plotlyjs
 from fedkin import comparison as compare
 from fedkin import statistics
 from fedkin.comparison import Pair, Row, Run
+from fedkin.estimates import Estimate
+from fedkin.joining import Joining, JoiningError, scorecard
 from fedkin.report import (
     caveats,
     checked_xi,
     colours,
     difference_text,
+    estimate_text,
     figures,
     finding,
-    is_share,
+    gain_text,
+    joined,
+    joining_words,
     metric_name,
     p_text,
     plural,
     score_text,
+    signed_text,
     xi_groups,
 )
 from fedkin.report.style import STYLE
+from fedkin.task import METRICS
 
 
 def write_page(
@@ -42,14 +49,16 @@ def write_page(
     """Write the page about a run or a comparison; see `fedkin.report.write_report`."""
     about = dict(comparison or {})
     reference, notes = about.pop("reference", None), list(about.pop("notes", []))
-    table = compare.rows(runs)
+    table, found = compare.rows(runs), joined(runs)
     spread = "Each point is a client at its method’s best round, mean over seeds; hover over it for the client’s name."
     parts = [
-        _finding(runs, table, reference, notes),
+        _finding(runs, table, found, reference, notes),
         _results(runs, table, reference),
+        _joining(found),
         _section("Over the rounds", _curve_words(runs), figures.embed("curves", figures.curves(runs))),
         _section("The spread over clients", spread, figures.embed("distribution", figures.distribution(runs))),
         _clients(runs, table),
+        _scorecard(runs),
         _newcomers(runs),
         _collaboration(runs),
         _settings(runs, about),
@@ -87,31 +96,38 @@ def _page(title: str, chips: Iterable[str], body: str) -> str:
 """
 
 
-def _finding(runs: Sequence[Run], table: Sequence[Row], reference: str | None, notes: Sequence[str]) -> str:
-    lead, *more = (_e(sentence) for sentence in finding(runs, reference))
+def _finding(
+    runs: Sequence[Run], table: Sequence[Row], found: Joining | None, reference: str | None, notes: Sequence[str]
+) -> str:
+    lead, *more = (_e(sentence) for sentence in [*finding(runs, reference), *([found.sentence] if found else [])])
     tiles = "".join(
         f'<div class="tile"><span>{_e(label)}</span><b>{_e(value)}</b><span>{_e(below)}</span></div>'
-        for label, value, below in _tiles(runs, table)
+        for label, value, below in _tiles(runs, table, found)
     )
     warned = "".join(f"<li>{_e(note)}</li>" for note in [*notes, *caveats(runs)])
     return f"""<section class="finding"><p class="lead">{lead}</p>{"".join(f"<p>{sentence}</p>" for sentence in more)}
 <div class="tiles">{tiles}</div>{f'<ul class="caveats">{warned}</ul>' if warned else ""}</section>"""
 
 
-def _tiles(runs: Sequence[Run], table: Sequence[Row]) -> list[tuple[str, str, str]]:
+def _tiles(runs: Sequence[Run], table: Sequence[Row], found: Joining | None) -> list[tuple[str, str, str]]:
     """The numbers to remember, as (label, value, of what)."""
     table = [row for row in table if row.method != compare.ORACLE] or table
     metric, best = runs[0].summary["metric"], table[0]
     tiles = [(f"Best mean {metric_name(metric)}", score_text(best.bmta, metric), best.name)]
-    joined, worse = compare.joining(runs), compare.worse_than_alone(runs)
-    row = next((row for row in table if row.name in joined), None)
+    both, worse = compare.joining(runs), compare.worse_than_alone(runs)
+    row = next((row for row in table if row.name in both), None)
     if row is not None:
-        alone, together = (float(np.mean(list(each.values()))) for each in joined[row.name])
+        alone, together = (float(np.mean(list(each.values()))) for each in both[row.name])
         gained = together == alone or (together > alone) == compare.higher_is_better(runs)
         label = "Gained by joining" if gained else "Lost by joining"
         tiles.append((label, difference_text(together - alone, metric), f"{row.method}, mean over clients"))
-        count = f"{len(worse[row.name])} of {len(joined[row.name][1])}"
-        tiles.append(("Clients better off alone", count, f"than with {row.method}"))
+        if found is None:
+            count = f"{len(worse[row.name])} of {len(both[row.name][1])}"
+            tiles.append(("Clients better off alone", count, f"than with {row.method}"))
+    if found is not None:
+        helped, harmed = (sum(silo.answer == answer for silo in found.silos) for answer in ("yes", "no"))
+        count = f"{helped} of {len(found.silos)}"
+        tiles.append(("Silos surely helped", count, f"{found.method}; surely harmed: {harmed or 'none'}"))
     return [*tiles, ("Worst client", score_text(best.worst, metric), best.name)]
 
 
@@ -177,16 +193,16 @@ def _clients(runs: Sequence[Run], table: Sequence[Row]) -> str:
     columns.sort(key=lambda row: row is not lonely)
     summary = (members[lonely.method] if lonely else runs)[0].summary
     groups, samples = summary.get("groups"), summary.get("samples")
-    joined, worse = compare.joining(runs), compare.worse_than_alone(runs)
+    both, worse = compare.joining(runs), compare.worse_than_alone(runs)
     scores = {row.name: compare.client_scores(members[row.method], row.model) for row in columns}
-    scores |= {name: together for name, (_, together) in joined.items()}
+    scores |= {name: together for name, (_, together) in both.items()}
     lines = []
     for i in compare.client_order(summary["clients"], groups):
         client = summary["clients"][i]
         cells = [_cell(str(groups[i]), groups[i])] if groups else []
         cells += [_cell(f"{samples[i]:,}", samples[i])] if samples else []
         for row in columns:
-            alone = joined[row.name][0].get(client) if row.name in joined else None
+            alone = both[row.name][0].get(client) if row.name in both else None
             lost = any(client == loser for loser, _, _ in worse.get(row.name, []))
             cells.append(_score_cell(scores[row.name].get(client), alone, lost, summary["metric"]))
         lines.append(f"<tr><th>{_e(client)}</th>{''.join(cells)}</tr>")
@@ -194,13 +210,67 @@ def _clients(runs: Sequence[Run], table: Sequence[Row]) -> str:
     named = "".join(f'<th data-sort="number">{_dot(colour[row.method])}{_e(name)}</th>' for row, name in names)
     heads = _head(["client", *(["group"] if groups else []), *(["training samples"] if samples else [])], named)
     about = "Every client’s score at the method’s best round, mean over seeds. Click a heading to sort. "
-    if not joined:
+    if not both:
         about += "Include the method <code>separate</code> in the comparison to see for whom joining was worth it."
         return _section("Client by client", about, _table(heads, lines))
-    counts = "; ".join(f"{_e(name)} {len(each)} of {len(joined[name][1])}" for name, each in worse.items())
+    counts = "; ".join(f"{_e(name)} {len(each)} of {len(both[name][1])}" for name, each in worse.items())
     about += f"Small figures are the change from training alone; ▼ marks clients that did better alone: {counts}."
     about += "" if compare.higher_is_better(runs) else " Lower is better here, so a minus is a gain."
-    return _section("Was it worth joining?", about, _table(heads, lines))
+    return _section("Client by client", about, _table(heads, lines))
+
+
+def _joining(found: Joining | None) -> str:
+    """For each silo alone, global and personal with intervals, the gain and the answer; nothing where there is none."""
+    if found is None:
+        return ""
+    metric, plain = found.metric, any(silo.common for silo in found.silos)
+    heads = ["silo", "test samples", "alone", *(["global"] if plain else []), found.method, "handed out", "gain"]
+    lines = []
+    for silo in found.silos:
+        scores = [silo.alone, *([silo.common] if plain else []), silo.personal]
+        cells = [_cell(f"{silo.samples:,}", silo.samples)]
+        cells += [_estimate_cell(score, metric) for score in scores]
+        cells += [f"<td>{_e(silo.handed)}</td>", _cell(gain_text(silo.gain, metric), _number(silo.gain.value))]
+        mark = {"yes": "good", "no": "bad", "cannot tell": "unclear"}[silo.answer]
+        cells.append(f'<td><span class="verdict {mark}">{_e(silo.verdict)}</span></td>')
+        lines.append(f"<tr><th>{_e(silo.client)}</th>{''.join(cells)}</tr>")
+    table = _table(_head(heads, '<th data-sort="text" class="words">worth joining?</th>'), lines, "joining")
+    picture = figures.embed("joining", figures.joining(found)) if len(found.silos) <= figures.MOST_SILOS else ""
+    about = f"<b>{_e(found.sentence)}</b> {_e(joining_words(found))}"
+    return _section("Was it worth joining?", about, picture + table)
+
+
+def _scorecard(runs: Sequence[Run]) -> str:
+    """All metrics that fit the task, of the models that silos are handed, with intervals."""
+    try:
+        found = scorecard(runs)
+    except JoiningError:
+        return ""
+    names = list(next(iter(found.silos.values())))
+    lines = []
+    for client, scores in found.silos.items():
+        cells = [_estimate_cell(scores[name], name) for name in names]
+        lines.append(f"<tr><th>{_e(client)}</th>{''.join(cells)}</tr>")
+    which = f", {found.chosen_by}" if found.chosen_by else ""
+    seeds = f"; means over {len(found.seeds)} seeds" if len(found.seeds) > 1 else ""
+    about = f"""The test scores of the models that silos are handed at the end, with 95 % intervals{seeds}. Method:
+{_e(found.method)}{which}."""
+    if "auc" in names:
+        about += " A dash: an AUC is not defined where all test samples are of one class."
+    arrows = [f"{metric_name(name)} {'↑' if METRICS[name].higher_is_better else '↓'}" for name in names]
+    return _section("By other measures", about, _table(_head(["silo", *arrows]), lines))
+
+
+def _estimate_cell(estimate: Estimate | None, metric: str) -> str:
+    if estimate is None or np.isnan(estimate.value):
+        return "<td>–</td>"
+    value, _, interval = estimate_text(estimate, metric).partition(" (")
+    shown = f"<small>({_e(interval)}</small>" if interval else ""
+    return f'<td data-value="{estimate.value!r}">{_e(value)}{shown}</td>'
+
+
+def _number(value: float) -> float | None:
+    return None if np.isnan(value) else value
 
 
 def _newcomers(runs: Sequence[Run]) -> str:
@@ -224,8 +294,7 @@ def _score_cell(value: float | None, alone: float | None, lost: bool, metric: st
         return "<td>–</td>"
     change = ""
     if alone is not None:
-        number = f"{100 * (value - alone):+.1f}" if is_share(metric) else f"{value - alone:+.2g}"
-        change = f"<small>{number.replace('-', '−')}</small>"
+        change = f"<small>{signed_text(value - alone, metric)}</small>"
     kind = ' class="worse" title="worse than alone"' if lost else ""
     return f'<td data-value="{value!r}"{kind}>{"▼ " if lost else ""}{score_text(value, metric)}{change}</td>'
 

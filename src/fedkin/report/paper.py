@@ -14,13 +14,16 @@ import numpy as np
 
 from fedkin import comparison
 from fedkin.comparison import Row, Run
+from fedkin.joining import Joining
 from fedkin.report import (
+    ANSWERS,
     BOX_FROM,
     NAMED_UP_TO,
     best_round,
     checked_xi,
     colours,
     is_share,
+    joined,
     metric_name,
     xi_groups,
 )
@@ -58,12 +61,16 @@ STYLE: dict[Any, Any] = {  # Any: newer matplotlib types the keys, older ones do
 
 
 def write_figures(runs: Sequence[Run], folder: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
-    """Write curves, distribution and, for each method that has one, xi of its best round; return the paths."""
+    """Write curves, distribution, the gains of joining (beside `separate`) and, for each method that has one, xi of its
+    best round; return the paths."""
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
         figures = {"curves": curves(runs), "distribution": distribution(runs)}
+        found = joined(runs)
+        if found is not None:
+            figures["joining"] = joining(found)
         for method, members in comparison.by_method(runs).items():
             drawn = collaboration(members[0])
             if drawn is not None:
@@ -129,6 +136,30 @@ def distribution(runs: Sequence[Run]) -> Figure:
     if is_share(runs[0].summary["metric"]):
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_xlabel(f"test {metric_name(runs[0].summary['metric'])} of a client")
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+    return figure
+
+
+def joining(found: Joining) -> Figure:
+    """Each silo's gain over training alone with its 95 % interval, the largest on top; filled where it is clear."""
+    silos = sorted((s for s in found.silos if not np.isnan(s.gain.value)), key=lambda silo: silo.gain.value)
+    figure, axes = _blank(COLUMN, 0.75 + (0.19 if len(silos) <= NAMED_UP_TO else 0.08) * len(silos))
+    factor = 100 if is_share(found.metric) else 1
+    for place, silo in enumerate(silos):
+        value, low, high = (factor * number for number in silo.gain)
+        paint = ANSWERS[silo.answer]
+        if not np.isnan(low):
+            axes.hlines(place, low, high, color=paint, linewidth=1.2)
+        face = "white" if silo.answer == "cannot tell" else paint
+        axes.plot(value, place, "o", markersize=4, color=paint, markerfacecolor=face, markeredgewidth=1)
+    axes.axvline(0, color="#444444", linewidth=0.8)
+    axes.set_yticks(
+        range(len(silos)), [silo.client for silo in silos] if len(silos) <= NAMED_UP_TO else [""] * len(silos)
+    )
+    axes.set_ylim(-0.7, len(silos) - 0.3)
+    unit = " in points" if factor == 100 else ""
+    axes.set_xlabel(f"gain in test {metric_name(found.metric)} over training alone{unit}")
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     return figure

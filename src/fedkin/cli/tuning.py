@@ -1,0 +1,73 @@
+"""`fedkin tune`: a grid over settings, chosen on validation data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .. import options, tuning
+from ..engines.simulation import Interrupted, Listener
+from ..terminal import bar, err, interruptible, out, show_tuned
+from .app import FREE, Words, app
+
+
+@app.command(context_settings=FREE)
+def tune(
+    words: Words = None,
+    grid: Annotated[
+        list[str] | None, typer.Option(help="A setting and its values, key=a,b,c; may be given several times.")
+    ] = None,
+    folder: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("runs/tune"),
+) -> None:
+    """Try a grid of settings and choose on validation data: `fedkin tune --grid lr=0.001,0.01 --grid sigma=auto,10`.
+
+    Other settings are written as for `fedkin run`; a table [grid] in the configuration file does as well.
+    The same command again goes on where it ended, also with more values. best.toml is the configuration of the best.
+    """
+    raw = options.parse(words or [])
+    plan = tuning.plan(raw, options.chosen("--grid", grid or []), folder, {})
+    err.print(_announcement(plan), highlight=False)
+    tuned = _carried_out(plan)
+    where = tuned.report()
+    show_tuned(tuned)
+    out.print(f"Use it: fedkin run {folder / 'best.toml'}   Report: [bold]{where.resolve()}[/]", soft_wrap=True)
+
+
+def _announcement(plan: tuning.Plan) -> str:
+    sizes = [count for count in (sum(not p.complete for p in stack) for stack in plan.stacks) if count]
+    done = len(plan.points) - sum(sizes)
+    told = f"{len(plan.points)} points of the grid"
+    if done:
+        told += f", {done} of them complete already"
+    if not sizes:
+        return f"{told}."
+    several = f"{len(sizes)} stacks of {', '.join(map(str, sizes))} points, one after another"
+    return f"{told}; {sum(sizes)} are trained in {'one stack' if len(sizes) == 1 else several}."
+
+
+def _carried_out(plan: tuning.Plan) -> tuning.Tuned:
+    with interruptible() as stop, bar() as progress:
+        rounds = sum(point.config.rounds + 1 for point in plan.points)
+        task = progress.add_task("tuning", total=rounds, note="") if progress else None
+        warned: set[str] = set()
+
+        def listener(name: str) -> Listener:
+            def on_round(record: dict[str, Any]) -> None:
+                if progress and task is not None:
+                    progress.update(task, advance=1, note=f"round {record['round']}")
+                elif record.get("final"):
+                    err.print(f"{name}: done", highlight=False)
+
+            def on_warning(sentence: str) -> None:
+                if name not in warned:  # a learning rate that is too large diverges in every round
+                    err.print(f"{name}: {sentence}", highlight=False, style="yellow")
+                warned.add(name)
+
+            return Listener(on_round=on_round, on_warning=on_warning, stop=stop)
+
+        try:
+            return tuning.carry_out(plan, listener)
+        except Interrupted as error:
+            raise Interrupted(f"{error} The same command goes on from there.") from None

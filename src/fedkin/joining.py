@@ -1,0 +1,200 @@
+"""Was it worth joining? For each silo what it would have had alone, with one global model, and with the model that it
+was handed; what the difference is on the same test samples, and whether these are enough to tell.
+
+Compared are the models of the closing exchange, which silos are handed, not those of a best round: nothing here is
+picked on test data. With several seeds a silo's values and both ends of its intervals are averaged; intervals are not
+narrowed, because seeds share the silo's patients. That is conservative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from . import comparison
+from .comparison import ALONE, ORACLE, Run
+from .errors import FedkinError
+from .estimates import Estimate, estimate, gain, over_seeds
+from .outputs import CHOSEN, Outputs
+from .task import METRICS, Metric, metrics_for
+
+GLOBAL = ("fedavg", "global")
+
+
+class JoiningError(FedkinError):
+    """There is no answer; the sentence says what is missing."""
+
+
+@dataclass(frozen=True)
+class Silo:
+    """One silo's answer. Scores are in the metric's own direction; a positive gain is for the better always."""
+
+    client: str
+    samples: int
+    """Test samples (the mean over seeds)."""
+    alone: Estimate
+    common: Estimate | None
+    """The plain global model's, where `fedavg` is among the runs."""
+    personal: Estimate
+    gain: Estimate
+    """Of personal over alone, on the same samples."""
+    handed: str
+    """Which of the method's models it was handed."""
+
+    @property
+    def answer(self) -> Literal["yes", "no", "cannot tell"]:
+        if self.gain.low > 0:
+            return "yes"
+        return "no" if self.gain.high < 0 else "cannot tell"
+
+    @property
+    def verdict(self) -> str:
+        if self.answer != "cannot tell":
+            return "yes" if self.answer == "yes" else "no, better alone"
+        if not self.samples:
+            return "cannot tell: there are no test samples"
+        if np.isnan(self.gain.value):
+            return "cannot tell: all test samples are of one class"
+        return f"cannot tell: {self.samples:,} test sample{' is' if self.samples == 1 else 's are'} too few"
+
+
+@dataclass(frozen=True)
+class Joining:
+    """The answers of all silos, for the best joint method."""
+
+    metric: str
+    higher_is_better: bool
+    method: str
+    chosen_by: str
+    """Why this method, in words."""
+    seeds: tuple[int, ...]
+    silos: tuple[Silo, ...]
+
+    @property
+    def sentence(self) -> str:
+        """Joining helped 2 of 4 silos, harmed none, and for 2 the test data are too few to tell."""
+        answers, count = [silo.answer for silo in self.silos], len(self.silos)
+        helped, harmed, unclear = (answers.count(answer) for answer in ("yes", "no", "cannot tell"))
+        if helped == count:
+            return f"Joining helped all {count} silos."
+        if unclear == count:
+            return f"Whether joining helped cannot be told for any of the {count} silos: their test data are too few."
+        text = f"Joining helped {helped or 'none'} of {count} silos, harmed {harmed or 'none'}"
+        return f"{text}, and for {unclear} the test data are too few to tell." if unclear else f"{text}."
+
+
+def worth_joining(runs: Sequence[Run], metric: str | None = None) -> Joining:
+    """For each silo, whether the best joint method's model beats its own. `metric`: the runs' own, or any that fits."""
+    members = comparison.by_method(runs)
+    lonely = next((label for label, each in members.items() if each[0].summary["method"] == ALONE), None)
+    if lonely is None:
+        raise JoiningError(f"Whether joining was worth it is seen beside training alone: add the method {ALONE!r}.")
+    method, chosen_by = best_joint(runs)
+    alone, joint = _by_seed(members[lonely]), _by_seed(members[method])
+    seeds = tuple(sorted(set(alone) & set(joint)))
+    if not seeds:
+        raise JoiningError(f"{method} and {lonely} have no seed in common, so their silos cannot be compared.")
+    plain = {seed: outputs for seed, outputs in _by_seed(members.get(GLOBAL[0], [])).items() if seed in seeds}
+    measure = _metric(runs, joint[seeds[0]], metric)
+    silos = []
+    for client in _order(members[method][0], joint[seeds[0]]):
+        own = [(alone[seed].of(client), joint[seed].of(client)) for seed in seeds]
+        for first, second in own:
+            if not torch.equal(first.targets, second.targets):
+                raise JoiningError(f"{lonely} and {method} were not tested on the same samples at {client!r}.")
+        common = [outputs.of(client) for outputs in plain.values() if GLOBAL[1] in outputs.models]
+        silos.append(
+            Silo(
+                client=client,
+                samples=round(np.mean([second.counts[0] for _, second in own])),
+                alone=over_seeds([estimate(measure, o.models[CHOSEN], o.targets) for o, _ in own]),
+                common=over_seeds([estimate(measure, o.models[GLOBAL[1]], o.targets) for o in common])
+                if common
+                else None,
+                personal=over_seeds([estimate(measure, o.models[CHOSEN], o.targets) for _, o in own]),
+                gain=over_seeds([gain(measure, a.models[CHOSEN], b.models[CHOSEN], b.targets) for a, b in own]),
+                handed=" or ".join(dict.fromkeys(b.handed[0] for _, b in own)),
+            )
+        )
+    return Joining(measure.name, measure.higher_is_better, method, chosen_by, seeds, tuple(silos))
+
+
+@dataclass(frozen=True)
+class Scorecard:
+    """Every metric that fits the task, of the models that silos are handed: {client: {metric: estimate}}."""
+
+    method: str
+    chosen_by: str
+    seeds: tuple[int, ...]
+    silos: dict[str, dict[str, Estimate]]
+
+
+def scorecard(runs: Sequence[Run]) -> Scorecard:
+    """All metrics of the best joint method's handed-out models; of the only method, if there is but one."""
+    members = comparison.by_method(runs)
+    method, chosen_by = best_joint(runs) if len(members) > 1 else (next(iter(members)), "")
+    found = _by_seed(members[method])
+    fitting = [next(iter(found.values())).metric(name) for name in metrics_for(next(iter(found.values())).kind)]
+    silos = {}
+    for client in _order(members[method][0], next(iter(found.values()))):
+        own = [outputs.of(client) for outputs in found.values()]
+        silos[client] = {m.name: over_seeds([estimate(m, o.models[CHOSEN], o.targets) for o in own]) for m in fitting}
+    return Scorecard(method, chosen_by, tuple(found), silos)
+
+
+def best_joint(runs: Sequence[Run]) -> tuple[str, str]:
+    """The method other than `separate` whose handed-out models have the best mean validation score, and why it.
+
+    One that was told the groups is no contender. Test data have no say: without validation data it is the first.
+    """
+    members = comparison.by_method(runs)
+    joint = [label for label, each in members.items() if each[0].summary["method"] != ALONE]
+    joint = [label for label in joint if members[label][0].summary["method"] != ORACLE] or joint
+    if not joint:
+        raise JoiningError("Nobody joined: there is no method but training alone among the runs.")
+    if len(joint) == 1:
+        return joint[0], "the only joint method"
+    scores = {label: list(_validation(members[label])) for label in joint}
+    if any(not each or None in each for each in scores.values()):
+        return joint[0], "the first joint method, as there is no validation data to choose by"
+    sign = 1 if comparison.higher_is_better(runs) else -1
+    best = max(joint, key=lambda label: sign * float(np.mean([s for s in scores[label] if s is not None])))
+    return best, "of the joint methods the one with the best mean validation score"
+
+
+def _validation(members: Sequence[Run]) -> Iterator[float | None]:
+    """For each run the mean over clients of the handed-out models' closing validation scores."""
+    for run, outputs in zip(members, _by_seed(members).values(), strict=True):
+        closing: Mapping[str, Any] = next((line["models"] for line in run.rounds if line.get("final")), {})
+        found = []
+        for i, model in enumerate(outputs.handed):
+            validation = (closing.get(model) or {}).get("validation")
+            if validation and validation["clients"][i] is not None:
+                found.append(float(validation["clients"][i]))
+        yield float(np.mean(found)) if found else None
+
+
+def _by_seed(members: Sequence[Run]) -> dict[int, Outputs]:
+    found = {}
+    for run in members:
+        outputs = run.outputs()
+        if outputs is None:
+            raise JoiningError(f"The run in {run.path} kept no outputs of its models; run it again to compare silos.")
+        found[int(run.summary["seed"])] = outputs
+    return found
+
+
+def _metric(runs: Sequence[Run], outputs: Outputs, name: str | None) -> Metric:
+    """The metric asked for, or the runs' own; where that is a user's function, the task's first."""
+    own = runs[0].summary["metric"]
+    return outputs.metric(name or (own if own in METRICS else next(iter(metrics_for(outputs.kind)))))
+
+
+def _order(run: Run, outputs: Outputs) -> list[str]:
+    groups = run.summary.get("groups")
+    known = groups if groups is not None and list(run.summary["clients"]) == list(outputs.clients) else None
+    return [outputs.clients[i] for i in comparison.client_order(outputs.clients, known)]

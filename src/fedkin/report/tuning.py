@@ -1,0 +1,135 @@
+"""The page about a grid: validation scores over its settings, and every point in a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from fedkin import options
+from fedkin.report import figures, is_share, metric_name, page, plural, score_text
+from fedkin.tuning import Trial, Tuned
+
+
+def write_page(tuned: Tuned, path: Path) -> Path:
+    """Write the page, self-contained as any other report."""
+    summary = tuned.best.run.summary
+    chips = [f"data: {summary['data']}", f"split: {summary['split']}", plural(len(tuned.trials), "point")]
+    body = "\n".join([_choice(tuned), page._section("Over the grid", _words(tuned), _figure(tuned)), _points(tuned)])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    title = f"{summary['method']} tuned on {summary['data']} ({summary['split']})"
+    path.write_text(page._page(title, chips, body), encoding="utf-8", newline="\n")
+    return path
+
+
+def landscape(tuned: Tuned) -> go.Figure:
+    """Validation score over the grid: a heat map of two settings; of one, or of more than two, a panel for each, in
+    which a value has the best score that was reached with it."""
+    return _heat_map(tuned) if len(tuned.plan.grid) == 2 else _panels(tuned)
+
+
+def _heat_map(tuned: Tuned) -> go.Figure:
+    (down, rows), (across, columns) = tuned.plan.grid.items()
+    metric = tuned.best.run.summary["metric"]
+    scores = np.array([_number(trial) for trial in tuned.trials]).reshape(len(rows), len(columns))
+    figure = go.Figure()
+    figure.add_heatmap(
+        z=scores,
+        x=[figures._plain(options.word(v)) for v in columns],
+        y=[figures._plain(options.word(v)) for v in rows],
+        text=[[score_text(score, metric) for score in row] for row in scores],
+        texttemplate="%{text}",
+        colorscale=figures.WEIGHTS,
+        reversescale=not tuned.best.run.summary["higher_is_better"],
+        xgap=2,
+        ygap=2,
+        colorbar={"thickness": 12, "outlinewidth": 0, **({"tickformat": ".0%"} if is_share(metric) else {})},
+        hovertemplate=f"{figures._plain(down)} %{{y}}<br>{figures._plain(across)} %{{x}}<br>%{{text}}<extra></extra>",
+    )
+    axis = {"type": "category", "showgrid": False, "title_standoff": 14}
+    figure.update_layout(
+        figures._layout(150 + 52 * len(rows)),
+        xaxis=figures._axis(figures._plain(across)) | axis,
+        yaxis=figures._axis(figures._plain(down)) | axis | {"autorange": "reversed"},
+    )
+    return figure
+
+
+def _panels(tuned: Tuned) -> go.Figure:
+    grid, summary = tuned.plan.grid, tuned.best.run.summary
+    pick = np.nanmax if summary["higher_is_better"] else np.nanmin
+    figure = make_subplots(rows=1, cols=len(grid), shared_yaxes=True, horizontal_spacing=0.04)
+    for i, (name, values) in enumerate(grid.items(), 1):
+        reached = [[_number(t) for t in tuned.trials if t.point.values[name] == value] for value in values]
+        best = [pick(scores) if np.isfinite(scores).any() else np.nan for scores in map(np.array, reached)]
+        chosen = [value == tuned.values[name] for value in values]
+        figure.add_scatter(
+            x=[figures._plain(options.word(v)) for v in values],
+            y=best,
+            mode="lines+markers",
+            line={"color": "#0072B2", "width": 2.5},
+            marker={"size": [13 if c else 8 for c in chosen], "color": ["#D55E00" if c else "#0072B2" for c in chosen]},
+            showlegend=False,
+            row=1,
+            col=i,
+        )
+        figure.update_xaxes(figures._axis(figures._plain(name)) | {"type": "category"}, row=1, col=i)
+        figure.update_yaxes({"gridcolor": figures.GRID, "zeroline": False, "automargin": True}, row=1, col=i)
+    figure.update_layout(figures._layout(380))
+    figure.update_yaxes(_score_axis(summary), row=1, col=1)
+    return figure
+
+
+def _score_axis(summary: dict[str, Any]) -> dict[str, Any]:
+    better = "higher is better" if summary["higher_is_better"] else "lower is better"
+    axis = figures._axis(figures._plain(f"validation {metric_name(summary['metric'])} ({better})"))
+    return axis | ({"tickformat": ".0%", "hoverformat": ".1%"} if is_share(summary["metric"]) else {})
+
+
+def _number(trial: Trial) -> float:
+    return np.nan if trial.validation is None else trial.validation
+
+
+def _choice(tuned: Tuned) -> str:
+    summary = tuned.best.run.summary
+    values = ", ".join(f"{name} = {options.word(value)}" for name, value in tuned.values.items())
+    score, test = score_text(tuned.best.validation, summary["metric"]), score_text(tuned.test, summary["metric"])
+    more = f"Mean validation {metric_name(summary['metric'])} {score}; on test data, which had no say, {test}."
+    warned = "".join(f"<li>{page._e(sentence)}</li>" for sentence in tuned.at_the_edge())
+    listed = f'<ul class="caveats">{warned}</ul>' if warned else ""
+    return f'<section class="finding"><p class="lead">{page._e(values)}</p><p>{page._e(more)}</p>{listed}</section>'
+
+
+def _words(tuned: Tuned) -> str:
+    if len(tuned.plan.grid) <= 2:
+        return "The best mean over clients and rounds on validation data, for each point of the grid."
+    return "For each value the best score that was reached with it, whatever the other settings were."
+
+
+def _figure(tuned: Tuned) -> str:
+    return figures.embed("grid", landscape(tuned))
+
+
+def _points(tuned: Tuned) -> str:
+    summary = tuned.best.run.summary
+    heads, lines = [*tuned.plan.grid, "validation", "round", "test"], []
+    for trial in tuned.trials:
+        first, *rest = map(options.word, trial.point.values.values())
+        cells = [f"<td>{page._e(text)}</td>" for text in rest]
+        cells.append(page._cell(score_text(trial.validation, summary["metric"]), trial.validation))
+        cells.append(page._cell(round_text(trial), trial.round))
+        cells.append(page._cell(score_text(tuned.test, summary["metric"]) if trial is tuned.best else "", None))
+        kind = "best" if trial is tuned.best else ""
+        lines.append(f'<tr class="{kind}"><th>{page._e(first)}</th>{"".join(cells)}</tr>')
+    about = "Test data are scored for the chosen point alone, at the round that validation data chose."
+    return page._section("All points", about, page._table(page._head(heads), lines))
+
+
+def round_text(trial: Trial) -> str:
+    """The round of the best validation score; `final` is the closing exchange after the last."""
+    if trial.round is None:
+        return "diverged"
+    return str(trial.round) if trial.round <= trial.run.summary["rounds"] else "final"

@@ -1,0 +1,314 @@
+"""`tune`: a grid over settings of method, training and model. Validation data choose; test data have no say.
+
+Points of the grid that differ only where a stack may differ are trained as further rows of one stack (see
+`engines.lockstep`); each is an ordinary run folder all the same.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from . import api, machine, options, statistics
+from .assembly import Assembly
+from .comparison import flat_settings
+from .config import Config, ConfigError, merge
+from .engines import lockstep
+from .engines.simulation import Interrupted, Listener
+from .federation import Federation
+from .runs import Run, replace_file
+
+TUNED = ("settings.", "local.", "model.")
+"""What a grid may be over: whatever leaves the validation data as they are."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the grid: the values of its settings by their full names, and the run that tries them."""
+
+    name: str
+    values: dict[str, Any]
+    config: Config
+    path: Path
+
+    @property
+    def complete(self) -> bool:
+        return (self.path / "summary.json").exists()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A grid whose points were all tried, but none begun; each stack is trained at once."""
+
+    grid: dict[str, list[Any]]
+    points: list[Point]
+    stacks: list[list[Point]]
+    path: Path
+    objects: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a point came to: the best mean validation score of the headline model, and the round it was reached in.
+
+    None where there is no such score: the run was told to stop when training diverges, and it did.
+    """
+
+    point: Point
+    validation: float | None
+    round: int | None
+
+    @property
+    def run(self) -> Run:
+        return Run(self.point.path)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A grid that was tried out, in the order of its points."""
+
+    plan: Plan
+    trials: list[Trial]
+
+    @property
+    def path(self) -> Path:
+        return self.plan.path
+
+    @cached_property
+    def best(self) -> Trial:
+        """The point with the best validation score; the first of equals."""
+        scored = [t for t in self.trials if t.validation is not None]
+        if not scored:
+            raise ConfigError("Training diverged at every point of the grid; try smaller learning rates (local.lr).")
+        sign = 1 if scored[0].run.summary["higher_is_better"] else -1
+        return max(scored, key=lambda t: sign * (t.validation or 0.0))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The chosen values by the settings' full names."""
+        return self.best.point.values
+
+    @property
+    def test(self) -> float:
+        """The chosen point's mean test score in the chosen round."""
+        summary = self.best.run.summary
+        return float(summary["models"][summary["headline"]]["validated"])
+
+    def at_the_edge(self) -> list[str]:
+        """Where the best value is the first or last of its kind: sentences that say which way the grid should grow."""
+        told = []
+        for name, values in self.plan.grid.items():
+            numbers = sorted(v for v in values if isinstance(v, int | float) and not isinstance(v, bool))
+            chosen = self.values[name]
+            if len(numbers) < 2 or chosen not in (numbers[0], numbers[-1]) or isinstance(chosen, str):
+                continue
+            side, further = ("largest", numbers) if chosen == numbers[-1] else ("smallest", numbers[::-1])
+            beyond = _next(further)
+            if _possible(self.best.point.config, name, beyond):
+                told.append(
+                    f"{name} = {chosen} is the {side} value of the grid: a {side[:-2]}r one may be better. "
+                    f"Add one, such as {beyond:g}; what is done stays."
+                )
+        return told
+
+    def frame(self) -> Any:
+        """A pandas frame with a row for each point."""
+        import pandas as pd
+
+        rows = [{**t.point.values, "validation": t.validation, "round": t.round} for t in self.trials]
+        return pd.DataFrame(rows, index=[t.point.name for t in self.trials])
+
+    def report(self, path: Path | str | None = None) -> Path:
+        """Writes the HTML report, by default beside the runs."""
+        from .report.tuning import write_page
+
+        return write_page(self, Path(path) if path is not None else self.path / "report.html")
+
+
+def tune(
+    config: api.Settings | Config | Path | str | None = None,
+    *,
+    grid: Mapping[str, Sequence[Any]] | None = None,
+    federation: Federation | None = None,
+    model: api.Network | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    metric: Callable[[Tensor, Tensor], Tensor] | None = None,
+    out: Path | str = "runs/tune",
+    listener: Callable[[str], Listener] | None = None,
+    **settings: Any,
+) -> Tuned:
+    """Tries every combination of the grid's values and chooses on validation data.
+
+    `grid`: `{"local.lr": [0.001, 0.01], "sigma": ["auto", 10]}`, or a table `grid` in the configuration. Points that
+    are already complete in `out` are kept, unfinished ones resumed. `out/best.toml` is the configuration of the best.
+    """
+    objects = {"federation": federation, "model": model, "loss": loss, "metric": metric}
+    return carry_out(plan(merge(api.table(config), settings), grid or {}, Path(out), objects), listener)
+
+
+# ---- before anything runs ----
+
+
+def plan(raw: api.Settings, grid: Mapping[str, Sequence[Any]], out: Path, objects: Mapping[str, Any]) -> Plan:
+    """Checks the grid and every point of it."""
+    wanted = raw.get("grid", {})
+    if not isinstance(wanted, Mapping):
+        raise ConfigError(
+            "`grid` in a configuration is a table of settings and their values, such as lr = [0.01, 0.1]."
+        )
+    method = str(raw.get("method", Config().method))
+    chosen = options.by_full_name(flat_settings(wanted) | dict(grid), [method])
+    if not chosen:
+        raise ConfigError(
+            "The grid is empty: name at least one setting and its values, such as --grid lr=0.001,0.003,0.01, or in "
+            "a table [grid] of the configuration file."
+        )
+    for name in chosen:
+        if not name.startswith(TUNED):
+            raise ConfigError(
+                f"{name} cannot be tuned: a grid is over settings of the method (settings.*), of local training "
+                "(local.*) and of the model (model.*). To see how methods fare under other conditions, use "
+                f"`fedkin compare --vary {name}=…`."
+            )
+    common = {key: value for key, value in raw.items() if key != "grid"}
+    points: list[Point] = []
+    for values in (dict(zip(chosen, each, strict=True)) for each in product(*chosen.values())):
+        name = _unused(options.label(values), {p.name for p in points})
+        config = api.configured(options.laid_over(common, values), **objects)
+        points.append(Point(name, values, config, out / name))
+    return Plan(chosen, points, _stacks(points, _Bench(objects)), out, objects)
+
+
+def _stacks(points: list[Point], bench: _Bench) -> list[list[Point]]:
+    """The points in stacks, as far as they are alike and memory allows; each point is tried, and refused if wrong."""
+    stacks: dict[str, list[list[Point]]] = {}
+    bases = {_base(p.config): None for p in points}
+    for point in sorted(points, key=lambda p: list(bases).index(_base(p.config))):  # those that share data in a row
+        ready = bench.assembled(point.config)
+        api.refuse_other_settings(point.path, ready.config)
+        _refuse_without_validation(ready)
+        alike = stacks.setdefault(_base(point.config) + lockstep.kind(ready.method, ready.config.local), [[]])
+        if len(alike[-1]) >= _points_at_once(ready):
+            alike.append([])
+        alike[-1].append(point)
+    return [stack for alike in stacks.values() for stack in alike]
+
+
+class _Bench:
+    """Assembles points; those that differ only in the learning rate or the method's settings share data and model."""
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self.objects = objects
+        self.last: tuple[str, Assembly] | None = None
+
+    def assembled(self, config: Config) -> Assembly:
+        base = _base(config)
+        if self.last is None or self.last[0] != base:
+            self.last = base, api.assembled(config, **self.objects)
+        return _sibling(self.last[1], config)
+
+
+def _base(config: Config) -> str:
+    """All of a configuration but what siblings may differ in, and what `auto` has decided."""
+    table = config.model_dump(mode="json", exclude={"settings", "execution", "device"})
+    return json.dumps(table | {"local": {**table["local"], "lr": None}})
+
+
+def _sibling(ready: Assembly, config: Config) -> Assembly:
+    """The same run with another learning rate and other settings of the method; nothing is copied."""
+    config = ready.config.model_copy(update={"settings": config.settings, "local": config.local})
+    method = config.built_method()
+    try:
+        method.check(ready.problem, config.local)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return replace(ready, config=config, method=method, cohort=replace(ready.cohort, local=config.local))
+
+
+def _refuse_without_validation(ready: Assembly) -> None:
+    if not any(ready.cohort.validation.counts[: ready.problem.known]):
+        share = ready.config.data.validation
+        raise ConfigError(
+            "Tuning chooses on validation data, and no client has any: "
+            + ("set data.validation to a share, such as 0.1." if not share else f"{share:g} of so few samples is none.")
+        )
+
+
+def _points_at_once(ready: Assembly) -> int:
+    """As many points as half of the free memory holds: about four rows of weights a client kept, twelve in training."""
+    clients = len(ready.problem)
+    rows = 4 * clients + 12 * min(clients, ready.config.chunk or clients)
+    row = ready.problem.layout.size * ready.problem.initial.element_size()
+    return max(1, machine.free_bytes(ready.device) // 2 // (rows * row))
+
+
+def _unused(name: str, taken: set[str]) -> str:
+    number, wanted = 2, name
+    while name in taken:
+        name, number = f"{wanted}-{number}", number + 1
+    return name
+
+
+# ---- running, and choosing ----
+
+
+def carry_out(plan: Plan, listener: Callable[[str], Listener] | None = None) -> Tuned:
+    """Trains what is not complete, stack by stack, and chooses."""
+    bench = _Bench(plan.objects)
+    for stack in plan.stacks:
+        _train([point for point in stack if not point.complete], bench, listener)
+    tuned = Tuned(plan, [_trial(point) for point in plan.points])
+    chosen = ", ".join(f"{name} = {value}" for name, value in tuned.values.items())
+    text = f"# Chosen on validation data from a grid of {len(plan.points)} points: {chosen}\n\n"
+    text += (tuned.best.point.path / "config.toml").read_text(encoding="utf-8")
+    replace_file(plan.path / "best.toml", text.encode())
+    return tuned
+
+
+def _train(stack: list[Point], bench: _Bench, listener: Callable[[str], Listener] | None) -> None:
+    simulations, checkpoints = [], []
+    for point in stack:
+        ready, told = bench.assembled(point.config), listener(point.name) if listener else None
+        if (point.path / "config.toml").exists():
+            simulation, checkpoint = api.reopened(ready, point.path, told)
+        else:
+            simulation, checkpoint = api.created(ready, point.path, told), None
+        simulations.append(simulation)
+        checkpoints.append(checkpoint)
+    if stack:
+        for error in lockstep.run_together(simulations, checkpoints).values():
+            if isinstance(error, Interrupted):  # the others have come to the end of their rounds, and are saved
+                raise error
+
+
+def _trial(point: Point) -> Trial:
+    if not point.complete:
+        return Trial(point, None, None)
+    run = Run(point.path)
+    try:
+        index, best = statistics.best_mean(run.scores(part="validation"), run.summary["higher_is_better"])
+    except ValueError:  # never a finite score
+        return Trial(point, None, None)
+    return Trial(point, best, [r["round"] for r in run.rounds if not r.get("novel")][index])
+
+
+def _next(numbers: Sequence[float]) -> float:
+    """The number after the last: by the last ratio if all are positive and grow by more than half, else by the step."""
+    before, last = list(pairwise(numbers))[-1]
+    ratio = last / before if min(numbers) > 0 else 1.0
+    return float(f"{last * ratio if not 2 / 3 < ratio < 1.5 else 2 * last - before:.3g}")
+
+
+def _possible(config: Config, name: str, value: float) -> bool:
+    try:
+        api.configured(options.laid_over(config.model_dump(mode="json"), {name: value}))
+    except ConfigError:
+        return False
+    return True

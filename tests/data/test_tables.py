@@ -1,0 +1,917 @@
+"""Federations from tables: fitted on training rows alone, the same from every form, and sentences for what is wrong."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import polars as pl
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.preprocessing import StandardScaler
+from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
+
+from fedkin import api, comparison, data
+from fedkin.config import ConfigError, merge, resolve
+from fedkin.data import UnknownData, tables
+from fedkin.data.own import OwnDataError
+from fedkin.data.source import Source
+from fedkin.errors import FedkinError
+from fedkin.federation import Client, Federation, FederationError
+from fedkin.preprocessing import Number, TablePreprocessing
+from fedkin.reading import TableError
+from fedkin.task import Task
+
+SIZES = {"north": 40, "south": 30, "west": 21}
+
+
+def patients(seed: int = 0) -> pd.DataFrame:
+    """Three clinics; gaps in numbers and in categories; whole numbers, fractions, truths and texts."""
+    rng = np.random.default_rng(seed)
+    clinic = np.repeat(list(SIZES), list(SIZES.values()))
+    n = len(clinic)
+    place = np.unique(clinic, return_inverse=True)[1]
+    age = rng.integers(20, 90, n) + 10 * place
+    return pd.DataFrame(
+        {
+            "clinic": clinic,
+            "age": age,
+            "chol": np.where(rng.random(n) < 0.2, np.nan, rng.normal(200, 40, n).round(1)),
+            "smokes": rng.random(n) < 0.5,
+            "pain": rng.choice(["none", "mild", "strong", None], n, p=[0.4, 0.3, 0.2, 0.1]),
+            "ill": np.where(age + rng.normal(0, 10, n) > 60, "yes", "no"),
+        }
+    ).sample(frac=1, random_state=seed, ignore_index=True)
+
+
+FRAME = patients()
+
+
+def federation(frame: Any = FRAME, **more: Any) -> Federation:
+    return Federation.from_table(frame, "clinic", "ill", **more)
+
+
+def same(one: Federation, other: Federation) -> None:
+    assert one.names == other.names
+    assert one.task == other.task
+    assert one.notes == other.notes
+    for a, b in zip(one.clients, other.clients, strict=True):
+        assert a.preprocessing == b.preprocessing
+        assert a.validation is not None
+        assert b.validation is not None
+        for x, y in zip((*a.train, *a.test, *a.validation), (*b.train, *b.test, *b.validation), strict=True):
+            torch.testing.assert_close(x, y, rtol=0, atol=0)
+
+
+def numbered(n: int = 24, **columns: Any) -> pd.DataFrame:
+    """A table whose input is the row's number, of clients a and b in turn."""
+    frame = {"who": ["a", "b"] * (n // 2), "row": np.arange(n, dtype=float), "y": [0, 0, 1, 1] * (n // 4)}
+    return pd.DataFrame(frame).assign(**columns)
+
+
+def of_numbers(frame: Any, **more: Any) -> Federation:
+    return Federation.from_table(frame, "who", "y", **{"scale": "none", **more})
+
+
+def parts(client: Client) -> list[list[int]]:
+    assert client.validation is not None
+    return [x[:, 0].int().tolist() for x, _ in (client.train, client.validation, client.test)]
+
+
+# ---- the split ----
+
+
+@given(st.integers(0, 5), st.sampled_from([0.1, 0.25, 0.5, 0.9]), st.sampled_from([0.0, 0.1, 0.4]))
+@settings(max_examples=20, deadline=None)
+def test_every_row_is_a_training_validation_or_test_row_of_its_client_once(seed, test_fraction, validation):
+    found = of_numbers(numbered(), seed=seed, test_fraction=test_fraction, validation=validation)
+    for client in found.clients:
+        train, held, test = parts(client)
+        assert sorted(train + held + test) == list(range("ab".index(client.name), 24, 2))
+        assert len(test) == min(round(12 * test_fraction), 11)
+        rest = 12 - len(test)
+        assert len(held) == (max(1, round(validation * rest)) if validation and rest >= 5 else 0)
+
+
+@pytest.mark.parametrize("validation", [0.1, 0.3])
+def test_rows_are_split_as_arrays_are(validation):
+    frame = numbered()
+    found = of_numbers(frame, seed=3, validation=validation)
+    arrays = {who: (own[["row"]].to_numpy(), own["y"].to_numpy()) for who, own in frame.groupby("who")}
+    expected = Federation.from_arrays(arrays, seed=3).with_validation(validation, 3)
+    assert [parts(c) for c in found.clients] == [parts(c) for c in expected.clients]
+
+
+def test_the_rows_kept_for_validation_are_not_cut_again_by_a_run():
+    for share in (0.0, 0.2):
+        given = of_numbers(numbered(), validation=share)
+        ready = api.prepare(federation=given, method="separate", rounds=1, data={"validation": 0.5})
+        assert [parts(c) for c in ready.federation.clients] == [parts(c) for c in given.clients]
+
+
+def test_given_test_rows_are_the_test_rows():
+    frame = numbered()
+    found = of_numbers(frame[:16], test=frame[16:])
+    assert sorted(row for c in found.clients for row in parts(c)[2]) == list(range(16, 24))
+    assert sorted(row for c in found.clients for p in parts(c)[:2] for row in p) == list(range(16))
+
+
+# ---- what is fitted ----
+
+
+def wild(frame: pd.DataFrame, found: Federation) -> pd.DataFrame:
+    """The same table with other values in all rows that are not training rows."""
+    keys = found_rows(frame, found)
+    rest = ~frame.index.isin(keys)
+    changed = frame.copy()
+    changed["age"] = changed["age"].astype(float)
+    changed.loc[rest, "age"] = np.where(np.arange(rest.sum()) % 2, 1e6, np.nan)  # gaps where training has none
+    changed.loc[rest, "chol"] = -777.5
+    changed.loc[rest, "pain"] = "unheard of"
+    return changed
+
+
+def found_rows(frame: pd.DataFrame, found: Federation) -> list[int]:
+    """The numbers of the training rows, told by another federation of the same table whose input is the number."""
+    told = Federation.from_table(
+        frame[["clinic", "ill"]].assign(row=frame.index), "clinic", "ill", scale="none", validation=0.2, seed=5
+    )
+    assert [c.samples for c in told.clients] == [c.samples for c in found.clients]
+    return [row for client in told.clients for row in parts(client)[0]]
+
+
+@pytest.mark.parametrize("statistics", ["shared", "own"])
+def test_validation_and_test_rows_do_not_influence_what_is_fitted(statistics):
+    before = federation(statistics=statistics, validation=0.2, seed=5)
+    after = federation(wild(FRAME, before), statistics=statistics, validation=0.2, seed=5)
+    for one, other in zip(before.clients, after.clients, strict=True):
+        assert one.preprocessing == other.preprocessing
+        torch.testing.assert_close(one.train[0], other.train[0], rtol=0, atol=0)
+        assert not torch.equal(one.test[0], other.test[0])
+
+
+@pytest.mark.parametrize("statistics", ["shared", "own"])
+@pytest.mark.parametrize("fill", ["mean", "median"])
+def test_means_and_deviations_are_scikit_learns_of_the_training_rows(statistics, fill):
+    if (statistics, fill) == ("shared", "median"):
+        return
+    found = federation(statistics=statistics, fill=fill, validation=0.2, seed=5)
+    everyone = FRAME.loc[found_rows(FRAME, found)]
+    for client in found.clients:
+        mine = everyone if statistics == "shared" else everyone[everyone["clinic"] == client.name]
+        scaler = StandardScaler().fit(mine[["age", "chol"]])
+        fitted = {c.name: c for c in client.preprocessing.columns if isinstance(c, Number)}
+        for k, column in enumerate(["age", "chol"]):
+            assert fitted[column].mean == pytest.approx(scaler.mean_[k], rel=1e-12)
+            assert fitted[column].scale == pytest.approx(scaler.scale_[k], rel=1e-12)
+            assert fitted[column].fill == pytest.approx(getattr(mine[column], fill)(), rel=1e-12)
+    assert len({c.preprocessing for c in found.clients}) == (1 if statistics == "shared" else 3)
+
+
+def test_training_inputs_are_what_the_saved_preprocessing_gives_again():
+    found = federation(statistics="own")
+    for client in found.clients:
+        mine = FRAME[FRAME["clinic"] == client.name]
+        again = client.preprocessing.module()(client.preprocessing.read(mine))
+        dealt = torch.cat([client.train[0], client.validation[0], client.test[0]])
+        assert sorted(map(tuple, again.tolist())) == sorted(map(tuple, dealt.tolist()))
+
+
+def test_inputs_line_up_over_silos_even_where_a_category_or_a_gap_is_one_silos_own():
+    frame = FRAME.copy()
+    frame.loc[frame["clinic"] != "west", "chol"] = frame["chol"].fillna(200)
+    frame.loc[(frame["clinic"] == "north") & (frame["pain"] == "none"), "pain"] = "northern"
+    found = federation(frame, statistics="own")
+    assert len({c.preprocessing.inputs for c in found.clients}) == 1
+    (inputs,) = {c.preprocessing.inputs for c in found.clients}
+    assert {"chol missing", "pain=northern", "smokes=true", "smokes=false"} <= set(inputs)
+    assert "age missing" not in inputs
+    assert found.task.inputs == (len(inputs),)
+    assert found.notes == ()
+
+
+def test_no_indicators_if_not_wanted():
+    (inputs,) = {c.preprocessing.inputs for c in federation(indicators=False).clients}
+    assert not [name for name in inputs if name.endswith(" missing")]
+
+
+def test_an_empty_column_of_a_silo_with_own_statistics_becomes_zero():
+    frame = FRAME.copy()
+    frame.loc[frame["clinic"] == "west", "chol"] = np.nan
+    for fill in ("mean", "median"):
+        (west,) = [c for c in federation(frame, statistics="own", fill=fill).clients if c.name == "west"]
+        at = west.preprocessing.inputs.index("chol")
+        assert west.train[0][:, at].tolist() == [0] * west.samples
+
+
+# ---- the same from every form ----
+
+
+FORMS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
+    "polars": lambda frame, _: pl.from_pandas(frame),
+    "columns": lambda frame, _: frame.to_dict("list"),
+    "rows": lambda frame, _: frame.to_dict("records"),
+    "csv": lambda frame, folder: _written(frame, folder / "t.csv", "to_csv", index=False),
+    "tsv": lambda frame, folder: _written(frame, folder / "t.tsv", "to_csv", index=False, sep="\t"),
+    "parquet": lambda frame, folder: _written(frame, folder / "t.parquet", "to_parquet"),
+    "csv of polars": lambda frame, folder: _polars(frame, folder / "t.csv"),
+    "columns turned round": lambda frame, _: frame[frame.columns[::-1]],
+    "columns turned round, csv": lambda frame, folder: _written(
+        frame[frame.columns[::-1]], folder / "t.csv", "to_csv", index=False
+    ),
+}
+
+
+def _written(frame: pd.DataFrame, path: Path, how: str, **more: Any) -> Path:
+    getattr(frame, how)(path, **more)
+    return path
+
+
+def _polars(frame: pd.DataFrame, path: Path) -> Path:
+    pl.from_pandas(frame).write_csv(path)
+    return path
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("target", ["ill", "smokes", "age"])
+def test_every_form_of_a_table_gives_the_same_federation(form, target, tmp_path):
+    before = Federation.from_table(FRAME, "clinic", target)
+    same(Federation.from_table(FORMS[form](FRAME, tmp_path), "clinic", target), before)
+
+
+def test_a_folder_of_one_file_a_client_gives_the_federation_of_the_one_table(tmp_path):
+    for number, (clinic, own) in enumerate(FRAME.groupby("clinic")):
+        own = own.drop(columns="clinic")
+        if number:
+            own.to_csv(tmp_path / f"{clinic}.csv", index=False)
+        else:
+            own.to_parquet(tmp_path / f"{clinic}.parquet")
+    (tmp_path / "README.txt").write_text("about")
+    same(Federation.from_folder(tmp_path, "ill"), federation())
+
+
+def test_a_folder_of_one_sub_folder_a_client_keeps_training_and_test_rows_apart(tmp_path):
+    train, test = FRAME[:70], FRAME[70:]
+    for clinic in SIZES:
+        (tmp_path / clinic).mkdir()
+        for stem, part in (("train", train), ("test", test)):
+            own = part[part["clinic"] == clinic].drop(columns="clinic")
+            own.to_csv(tmp_path / clinic / f"{stem}.csv", index=False)
+    same(Federation.from_folder(tmp_path, "ill"), federation(train, test=test))
+
+
+# ---- what is learned ----
+
+
+@pytest.mark.parametrize(
+    ("values", "task", "names"),
+    [
+        ([0, 1], "auto", ("0", "1")),
+        ([10, 9], "auto", ("9", "10")),
+        (["10", "9"], "auto", ("9", "10")),
+        ([0.0, 2.0], "auto", ("0", "2")),
+        ([True, False], "auto", ("false", "true")),
+        (["b", "B"], "auto", ("B", "b")),
+        (list(range(20)), "auto", tuple(map(str, range(20)))),
+        ([0.5, 1.5], "classification", ("0.5", "1.5")),
+        (list(range(30)), "classification", tuple(map(str, range(30)))),
+    ],
+)
+def test_classes_are_sorted_and_keep_their_names(values, task, names):
+    frame = numbered(120, y=(values * 120)[:120])
+    found = of_numbers(frame, task=task)
+    assert found.task.kind == "classification"
+    assert found.task.class_names == names
+    assert found.task.outputs == len(names)
+    for client in found.clients:
+        for x, y in (client.train, client.test, client.validation):
+            labels = frame["y"].iloc[x[:, 0].int().tolist()].tolist()
+            assert [names[i] for i in y.tolist()] == [
+                str(v).lower() if v is True or v is False else _plain(v) for v in labels
+            ]
+
+
+def _plain(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+@pytest.mark.parametrize(("values", "task"), [([0.5, 1.5], "auto"), (list(range(21)), "auto"), ([0, 1], "regression")])
+def test_numbers_that_are_no_classes_are_scaled_by_all_silos_training_rows(values, task):
+    frame = numbered(120, y=(values * 120)[:120])
+    for statistics in ("shared", "own"):
+        found = of_numbers(frame, task=task, statistics=statistics)
+        assert found.task.kind == "regression"
+        assert found.task.metric.name == "rmse"
+        train = np.concatenate([frame["y"].iloc[parts(c)[0]] for c in found.clients]).astype(float)
+        assert found.task.target_mean == pytest.approx(train.mean())
+        assert found.task.target_scale == pytest.approx(train.std())
+        for client in found.clients:
+            x, y = client.test
+            again = found.task.target_mean + found.task.target_scale * y.double()
+            np.testing.assert_allclose(again, frame["y"].iloc[x[:, 0].int().tolist()].to_numpy(), atol=1e-4)
+
+
+# ---- what is refused ----
+
+
+def cell(frame: pd.DataFrame, row: int, column: str, value: Any) -> pd.DataFrame:
+    changed = frame.astype({column: object})
+    changed.loc[row, column] = value
+    return changed
+
+
+REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
+    "no such client column": (
+        lambda: FRAME,
+        {"client": "Clinc"},
+        "no column 'Clinc', which table.client names. Did you mean 'clinic'?",
+    ),
+    "no such target": (
+        lambda: FRAME,
+        {"target": "outcome"},
+        "no column 'outcome', which table.target names. The columns are clinic, age",
+    ),
+    "no such ignored column": (
+        lambda: FRAME,
+        {"ignore": ["agee"]},
+        "'agee', which table.ignore names. Did you mean 'age'",
+    ),
+    "no such category": (
+        lambda: FRAME,
+        {"categorical": ["Pain"]},
+        "'Pain', which table.categorical names. Did you mean 'pain'",
+    ),
+    "no such column with marks": (
+        lambda: FRAME,
+        {"missing_in": {"cholesterol": [0]}},
+        "'cholesterol', which table.missing_in names",
+    ),
+    "no client column": (
+        lambda: FRAME,
+        {"client": None},
+        "Which column of the table names the silo\\? .*--client.* clinic, age, chol",
+    ),
+    "no target": (
+        lambda: FRAME,
+        {"target": None},
+        "Which column of the table is to be predicted\\? .*--target.* clinic, age",
+    ),
+    "the target ignored": (lambda: FRAME, {"ignore": ["ill"]}, "'ill' is the target and cannot be in table.ignore"),
+    "the client ignored": (
+        lambda: FRAME,
+        {"ignore": ["clinic"]},
+        "'clinic' is the client and cannot be in table.ignore",
+    ),
+    "client and target in one": (
+        lambda: FRAME,
+        {"target": "clinic"},
+        "'clinic' cannot be both the client and the target",
+    ),
+    "everything ignored": (
+        lambda: FRAME,
+        {"ignore": ["age", "chol", "smokes", "pain"]},
+        "no column left to learn from",
+    ),
+    "rows without client": (
+        lambda: cell(cell(FRAME, 3, "clinic", None), 7, "clinic", ""),
+        {},
+        r"row 3 \(the first is 0\): the client, column 'clinic', is missing, and in 1 more rows",
+    ),
+    "rows without target": (
+        lambda: cell(FRAME, 3, "ill", None),
+        {},
+        "row 3 .*: the target, column 'ill', is missing. Fill it in",
+    ),
+    "the target is a mark": (lambda: FRAME, {"missing": ["no"]}, "the target, column 'ill', is missing, and in"),
+    "a client of one row": (
+        lambda: cell(FRAME, 3, "clinic", "east"),
+        {},
+        "at least one row for training and one for testing: 'east' has 1 in all",
+    ),
+    "no test rows for a client": (
+        lambda: FRAME,
+        {"test": FRAME[FRAME["clinic"] != "west"]},
+        "'west' has 21 for training and 0 for testing",
+    ),
+    "no training rows for a client": (
+        lambda: FRAME[FRAME["clinic"] != "west"],
+        {"test": FRAME},
+        "'west' has 0 for training and 21 for testing",
+    ),
+    "test rows without a column": (
+        lambda: FRAME,
+        {"test": FRAME.drop(columns="chol")},
+        "the test table has no column 'chol', which the table has",
+    ),
+    "a column with one value": (
+        lambda: FRAME.assign(site=7),
+        {},
+        "Column 'site' is 7 in all silos; table.ignore = .'site'. leaves it out",
+    ),
+    "a column with one text": (lambda: FRAME.assign(site="x"), {}, "Column 'site' is x in all silos"),
+    "an empty column": (lambda: FRAME.assign(site=None), {}, "Column 'site' is empty in all silos"),
+    "a column of gaps and one value": (
+        lambda: FRAME.assign(site=[5.0, None] * 45 + [5.0]),
+        {"indicators": False},
+        "Column 'site' is 5 in all silos",
+    ),
+    "one class": (lambda: FRAME.assign(ill="no"), {}, "The target 'ill' is no in all rows of all silos"),
+    "one number to predict": (lambda: FRAME.assign(ill=1.5), {}, "The target 'ill' is 1.5 in all rows"),
+    "too many classes": (
+        lambda: FRAME.assign(ill=[f"p{i}" for i in range(91)]),
+        {},
+        "91 different values in 91 rows, too many for classes",
+    ),
+    "mixed labels": (
+        lambda: cell(FRAME, 5, "ill", 1),
+        {},
+        r"mixes types: it is '.*' in the table, row 0 .*, and 1.0 in the table, row 5",
+    ),
+    "texts to regress": (
+        lambda: FRAME,
+        {"task": "regression"},
+        "is '(yes|no)', but table.task = 'regression' needs numbers",
+    ),
+    "nan as a label": (
+        lambda: cell(FRAME, 5, "ill", "nan"),
+        {},
+        "row 5 .*column 'ill' is 'nan'. If that means missing",
+    ),
+    "text among numbers": (
+        lambda: cell(cell(FRAME, 5, "age", "?"), 6, "age", "old"),
+        {},
+        r"row 5 .*column 'age' is '\?' where most cells are numbers \(2 such cells\).*table.missing = \['\?'\]"
+        r".*table.categorical = \['age'\]",
+    ),
+    "nan as a word": (lambda: cell(FRAME, 5, "age", "nan"), {}, "column 'age' is 'nan' where most cells are numbers"),
+    "inf as a word": (lambda: cell(FRAME, 5, "age", "-inf"), {}, "column 'age' is '-inf' where most cells are numbers"),
+    "infinity": (
+        lambda: cell(FRAME, 5, "chol", math.inf).astype({"chol": float}),
+        {},
+        "row 5 .*column 'chol' is infinite",
+    ),
+    "infinity among categories": (
+        lambda: cell(FRAME, 5, "chol", math.inf),
+        {"categorical": ["chol"]},
+        "column 'chol' is infinite",
+    ),
+    "a word nan among categories": (lambda: cell(FRAME, 5, "pain", "NaN"), {}, "row 5 .*column 'pain' is 'NaN'"),
+    "free text": (
+        lambda: FRAME.assign(name=[f"patient {i}" for i in range(91)]),
+        {},
+        "'name' has 91 different texts in 91 rows, such as 'patient 0'",
+    ),
+    "decimal commas": (lambda: FRAME.assign(dose=[f"{i},5" for i in range(91)]), {}, "write them with a point"),
+    "dates": (
+        lambda: FRAME.assign(day=pd.Timestamp("2020-01-01")),
+        {},
+        r"'day' holds values of type .*table.ignore = \['day'\]",
+    ),
+    "numbers too large": (
+        lambda: FRAME.assign(big=np.linspace(-1e300, 1e300, 91)),
+        {},
+        "'big' has numbers that are too large to square",
+    ),
+    "shared medians": (lambda: FRAME, {"fill": "median"}, "table.fill = 'median' needs table.statistics = 'own'"),
+    "an unknown setting": (
+        lambda: FRAME,
+        {"categorial": ["age"]},
+        "There is no setting 'table.categorial'. Did you mean 'table.categorical'?",
+    ),
+    "a wrong setting": (lambda: FRAME, {"scale": "robust"}, "table.scale = 'robust' cannot be"),
+    "no test part": (lambda: FRAME, {"test_fraction": 0}, "test_fraction is 0, but has to lie between 0 and 1"),
+    "all for validation": (
+        lambda: FRAME,
+        {"validation": 1.0},
+        "validation is 1.0, but has to be at least 0 and below 1",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_used_is_refused_with_its_place_and_what_to_do(case):
+    frame, more, sentence = REFUSED[case]
+    given = {"client": "clinic", "target": "ill", **more}
+    with pytest.raises(FedkinError, match=sentence):
+        Federation.from_table(frame(), given.pop("client"), given.pop("target"), **given)
+
+
+def test_more_than_a_thousand_classes_are_refused():
+    frame = pd.DataFrame({"who": ["a", "b"] * 1100, "x": range(2200), "y": [f"c{i % 1001}" for i in range(2200)]})
+    with pytest.raises(TableError, match="has 1001 different values in 2200 rows, too many for classes"):
+        Federation.from_table(frame, "who", "y")
+
+
+def test_text_is_refused_with_the_line_of_the_file(tmp_path):
+    cell(FRAME, 5, "age", "old").to_csv(tmp_path / "patients.csv", index=False)
+    with pytest.raises(TableError, match=r"^patients\.csv, line 7: column 'age' is 'old'"):
+        federation(tmp_path / "patients.csv")
+
+
+def test_what_is_refused_in_a_column_does_not_matter_where_it_is_ignored():
+    frame = FRAME.assign(day=pd.Timestamp("2020-01-01"), site=7, name=[f"patient {i}" for i in range(91)])
+    same(federation(frame, ignore=["day", "site", "name"]), federation())
+
+
+@pytest.mark.parametrize(
+    ("change", "more"),
+    [
+        (lambda frame: cell(frame, 5, "age", "?"), {"missing": ["?"]}),
+        (lambda frame: cell(frame, 5, "age", "nan"), {"missing": ["nan"]}),
+        (lambda frame: cell(frame, 5, "age", -1), {"missing_in": {"age": [-1]}}),
+        (lambda frame: cell(frame, 5, "age", -1), {"missing_in": {"age": ["-1"]}}),
+    ],
+)
+def test_a_declared_mark_is_a_gap(change, more):
+    with_gap = federation(cell(FRAME, 5, "age", None))
+    marked = federation(change(FRAME), **more)
+    for one, other in zip(with_gap.clients, marked.clients, strict=True):
+        torch.testing.assert_close(one.train[0], other.train[0], rtol=0, atol=0)
+        torch.testing.assert_close(one.test[0], other.test[0], rtol=0, atol=0)
+
+
+def test_texts_that_are_half_numbers_are_categories():
+    frame = FRAME.assign(code=["1", "a"] * 45 + ["b"])
+    (inputs,) = {c.preprocessing.inputs for c in federation(frame).clients}
+    assert {"code=1", "code=a"} <= set(inputs)
+
+
+def test_one_value_and_gaps_say_something():
+    (inputs,) = {c.preprocessing.inputs for c in federation(FRAME.assign(site=[5.0, None] * 45 + [5.0])).clients}
+    assert {"site", "site missing"} <= set(inputs)
+
+
+# ---- what is only told ----
+
+
+def told(frame: pd.DataFrame, **more: Any) -> str:
+    return "\n".join(federation(frame, **more).notes)
+
+
+def test_a_column_that_is_0_in_one_silo_alone_may_be_missing_there():
+    frame = FRAME.assign(chol=FRAME["chol"].where(FRAME["clinic"] != "west", 0.0))
+    assert told(frame) == (
+        "Column 'chol' is 0 in all training rows of west, and varies elsewhere. "
+        "If 0 means missing there, declare it: table.missing_in = {chol = [0]}."
+    )
+    assert told(frame, missing_in={"chol": [0]}) == "Column 'chol' is empty in all training rows of west."
+
+
+def test_a_column_with_another_value_in_all_rows_of_silos_is_told_without_advice():
+    frame = FRAME.assign(pain=FRAME["pain"].where(FRAME["clinic"] == "west", "none"))
+    assert told(frame) == "Column 'pain' is none in all training rows of north, south, and varies elsewhere."
+    frame = FRAME.assign(chol=FRAME["chol"].where(FRAME["clinic"] != "west", 5.0))
+    assert told(frame) == "Column 'chol' is 5 in all training rows of west, and varies elsewhere."
+
+
+def test_a_client_with_one_class_and_a_single_client_are_told():
+    frame = FRAME.assign(ill=FRAME["ill"].where(FRAME["clinic"] != "west", "yes"))
+    assert told(frame) == "Client 'west' has one class only in its training rows: 'yes'."
+    alone = FRAME[FRAME["clinic"] == "north"]
+    assert told(alone) == "There is a single client, 'north': it has nobody to learn with."
+
+
+def test_categories_of_validation_and_test_rows_alone_are_told_and_count_as_none():
+    before = federation(validation=0.2, seed=5)
+    frame = wild(FRAME, before)
+    notes = told(frame, validation=0.2, seed=5)
+    assert notes == "Column 'pain': 'unheard of' did not occur in any training row and counts as no category."
+
+
+def test_notes_of_one_kind_are_counted_when_they_are_many():
+    zeros = {f"c{i}": np.where(FRAME["clinic"] == "west", 0.0, np.arange(91)) for i in range(9)}
+    notes = federation(FRAME.assign(**zeros)).notes
+    assert len(notes) == 6
+    assert notes[-1] == "There are 4 more notes of this kind."
+
+
+# ---- folders ----
+
+
+def arrays(seed: int, n: int = 12) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return rng.normal(size=(n, 3)).astype(np.float32), np.arange(n) % 3
+
+
+def test_arrays_in_a_folder_give_the_federation_of_the_arrays(tmp_path):
+    clients = {name: (*arrays(i), *arrays(10 + i, 6)) for i, name in enumerate("abc")}
+    expected = Federation.from_arrays(clients, name="x")
+    for how in ("npy", "npz", "npz in folders"):
+        folder = tmp_path / how
+        for name, own in clients.items():
+            named = dict(zip(("x", "y", "x_test", "y_test"), own, strict=True))
+            (folder / name).mkdir(parents=True)
+            if how == "npy":
+                for key, array in named.items():
+                    np.save(folder / name / f"{key}.npy", array)
+            elif how == "npz":
+                (folder / name).rmdir()
+                np.savez(folder / f"{name}.npz", **named)
+            else:
+                np.savez(folder / name / "data.npz", **named)
+        found = Federation.from_folder(folder)
+        assert found.names == expected.names
+        assert found.task == expected.task
+        for one, other in zip(found.clients, expected.clients, strict=True):
+            for a, b in zip((*one.train, *one.test), (*other.train, *other.test), strict=True):
+                torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_arrays_without_test_samples_are_cut_and_may_be_a_regression(tmp_path):
+    for i, name in enumerate("ab"):
+        x, y = arrays(i)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
+    found = Federation.from_folder(tmp_path, task="regression", seed=4)
+    assert found.task.kind == "regression"
+    assert [len(c.test[1]) for c in found.clients] == [3, 3]
+
+
+def file(folder: Path, name: str, content: str = "a,y\n1,0\n2,1\n3,1\n") -> None:
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(content)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:300])
+
+
+FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "nothing": (lambda f: None, "holds no data: it needs a .csv, .tsv, .parquet or .npz file for each client"),
+    "files and folders": (
+        lambda f: (file(f, "a.csv"), file(f, "b/train.csv")),
+        r"both files \(a.csv\) and sub-folders \(b\)",
+    ),
+    "two files for a client": (
+        lambda f: (file(f, "a.csv"), file(f, "a.tsv")),
+        "two files for client 'a', one of them a.tsv",
+    ),
+    "an empty sub-folder": (lambda f: (f / "a").mkdir(), "of client 'a' should hold one of: train.csv"),
+    "test rows alone": (lambda f: file(f, "a/test.csv"), "of client 'a' should hold one of: train.csv"),
+    "two tables to train on": (lambda f: (file(f, "a/train.csv"), file(f, "a/train.tsv")), "should hold one of"),
+    "tables and arrays": (
+        lambda f: (file(f, "a.csv"), np.savez(f / "b.npz", x=[1], y=[1])),
+        "tables for some clients and arrays for others",
+    ),
+    "other columns": (
+        lambda f: (file(f, "a.csv"), file(f, "b.csv", "b,y\n1,0\n2,1\n")),
+        "b.csv has no column 'a', which a.csv has",
+    ),
+    "a broken table": (lambda f: file(f, "a/train.csv", "a,y\n1,0\n2\n"), "line 3 has 1 cell"),
+    "text in a table": (
+        lambda f: file(f, "a/train.csv", "a,y\n1,0\n2,1\nx,1\n"),
+        "a/train.csv, line 4: column 'a' is 'x'",
+    ),
+    "no y": (lambda f: np.savez(f / "a.npz", x=[[1.0]]), "a.npz has no array 'y'"),
+    "no y for testing": (lambda f: np.savez(f / "a.npz", x=[[1.0]], y=[1], x_test=[[1.0]]), "no array 'y_test'"),
+    "no x": (lambda f: ((f / "a").mkdir(), np.save(f / "a" / "y.npy", [1])), "a has no array 'x'"),
+    "a truncated array": (
+        lambda f: ((f / "a").mkdir(), np.save(f / "a" / "x.npy", np.ones(99)), cut(f / "a" / "x.npy")),
+        "x.npy cannot be read as plain arrays",
+    ),
+    "a truncated archive": (
+        lambda f: (np.savez(f / "a.npz", x=np.ones(99), y=np.ones(99)), cut(f / "a.npz")),
+        "a.npz cannot be read as plain arrays",
+    ),
+    "text for an archive": (lambda f: file(f, "a.npz"), "a.npz cannot be read as plain arrays"),
+    "an array for an archive": (
+        lambda f: (np.save(f / "a.npy", [1]), (f / "a.npy").rename(f / "a.npz")),
+        "a.npz cannot be read as plain arrays",
+    ),
+    "objects that could run code": (
+        lambda f: np.savez(f / "a.npz", x=np.array([{}], dtype=object), y=[1]),
+        "cannot be read as plain arrays",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_a_folder_that_cannot_be_used_is_refused(case, tmp_path):
+    make, sentence = FOLDERS[case]
+    make(tmp_path)
+    with pytest.raises(TableError, match=sentence):
+        Federation.from_folder(tmp_path, "y")
+
+
+def test_a_folder_that_is_not_there_or_has_a_client_column_is_refused(tmp_path):
+    with pytest.raises(TableError, match=r"There is no folder .*nowhere"):
+        Federation.from_folder(tmp_path / "nowhere", "y")
+    file(tmp_path, "a.csv")
+    with pytest.raises(TableError, match=r"the name of a file or sub-folder is the client; leave out table\.client"):
+        Federation.from_folder(tmp_path, "y", client="a")
+    with pytest.raises(TableError, match="Which column of .* is to be predicted"):
+        Federation.from_folder(tmp_path)
+
+
+# ---- torch datasets ----
+
+
+class Squares(Dataset):
+    def __init__(self, n: int, item: Callable[[int], Any] = lambda i: (torch.tensor([float(i)]), i % 2)) -> None:
+        self.n, self.item, self.asked = n, item, 0
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, i: int) -> Any:
+        self.asked += 1
+        return self.item(i)
+
+
+def test_datasets_give_the_federation_of_their_samples():
+    x, y = torch.arange(8.0)[:, None], torch.arange(8) % 2
+    own = Squares(8)
+    expected = Federation.from_arrays({"a": (x, y), "b": (x, y), "c": (x[:6], y[:6], x[6:], y[6:])}, seed=2)
+    pair = (Subset(Squares(8), range(6)), Subset(Squares(8), range(6, 8)))
+    found = Federation.from_datasets({"a": TensorDataset(x, y), "b": own, "c": pair}, seed=2)
+    assert own.asked == 8
+    assert found.task == expected.task
+    for one, other in zip(found.clients, expected.clients, strict=True):
+        for a, b in zip((*one.train, *one.test), (*other.train, *other.test), strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+class Stream(IterableDataset):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+@pytest.mark.parametrize(
+    ("dataset", "sentence"),
+    [
+        (Squares(3, lambda i: torch.zeros(2)), "Client 'a', dataset Squares: sample 0 is not a pair"),
+        (
+            Squares(3, lambda i: (torch.zeros(2 + i // 2), 0)),
+            r"sample 2 has the shapes \(3,\) and \(\), the first has \(2,\)",
+        ),
+        (Squares(3, lambda i: ("text", 0)), "sample 0 holds a str, which is no number or array"),
+        (Squares(0), "it has no samples"),
+        (Stream(), "it has no length"),
+        ((Squares(3), Squares(3), Squares(3)), "has 3 datasets; give one, or training and test"),
+        (3, "it has no length"),
+    ],
+)
+def test_datasets_that_cannot_be_used_are_refused(dataset, sentence):
+    with pytest.raises(FederationError, match=sentence):
+        Federation.from_datasets({"a": dataset})
+
+
+# ---- by path, in a configuration ----
+
+
+@pytest.fixture
+def csv(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    FRAME.to_csv(tmp_path / "patients.csv", index=False)
+    return tmp_path / "patients.csv"
+
+
+SETTINGS: dict[str, Any] = {"data": "patients.csv", "table": {"client": "clinic", "target": "ill"}}
+
+
+def test_a_path_in_a_configuration_becomes_absolute_and_its_defaults_are_a_tables(csv):
+    config = resolve(SETTINGS)
+    assert config.data.name == str(csv)
+    assert config.data.split == "natural"
+    assert config.model.settings == {"hidden": [32]}
+    assert resolve(config.model_dump(mode="json")) == config
+
+
+def test_a_configuration_gives_the_federation_of_the_table(csv):
+    ready = api.prepare(SETTINGS, method="separate", rounds=1, seed=3, data={"validation": 0.2, "test_fraction": 0.5})
+    same(ready.federation, federation(seed=3, validation=0.2, test_fraction=0.5, name="patients"))
+
+
+def test_settings_laid_over_a_name_keep_the_name(csv):
+    for first, second in (("patients.csv", {"validation": 0.2}), ({"validation": 0.2}, "patients.csv")):
+        config = resolve(merge({"data": first}, {"data": second}))
+        assert (config.data.name, config.data.validation) == (str(csv), 0.2)
+
+
+def test_a_run_on_a_changed_file_is_refused_and_a_new_one_is_not_taken_for_the_same(csv):
+    first = api.prepare(SETTINGS, method="separate").config
+    assert first.data.digest is not None
+    assert api.prepare(first).config == first
+    cell(FRAME, 5, "age", 33).to_csv(csv, index=False)
+    with pytest.raises(TableError, match=r"patients\.csv is not the file this run began with.*without data\.digest"):
+        api.prepare(first)
+    assert api.prepare(SETTINGS, method="separate").config.data.digest != first.data.digest
+
+
+def test_a_folders_digest_is_of_all_its_files_and_their_names(tmp_path):
+    file(tmp_path, "a.csv")
+    file(tmp_path, "b.csv")
+    first = tables.digest_of(tmp_path)
+    assert tables.digest_of(tmp_path) == first
+    (tmp_path / "b.csv").rename(tmp_path / "c.csv")
+    second = tables.digest_of(tmp_path)
+    file(tmp_path, "c.csv", "a,y\n1,1\n")
+    assert len({first, second, tables.digest_of(tmp_path)}) == 3
+
+
+def test_runs_are_named_after_the_file_and_two_files_of_one_name_are_not_compared(csv, tmp_path):
+    quick = {"rounds": 1, "method": "separate", "local": {"epochs": 1}}
+    one = api.run(SETTINGS, **quick)
+    assert one.path.name == "patients-natural-separate-seed0"
+    assert one.summary["data"] == "patients"
+    (tmp_path / "later").mkdir()
+    cell(FRAME, 5, "age", 33).to_csv(tmp_path / "later" / "patients.csv", index=False)
+    other = api.run(SETTINGS, **quick, seed=1, data={"name": "later/patients.csv"})
+    with pytest.raises(ValueError, match=r"these differ \(patients \([0-9a-f]{8}\), natural.*; patients \("):
+        comparison.by_method([one, other])
+    assert comparison.by_method([one])
+
+
+def test_a_table_has_clients_of_its_own(csv):
+    with pytest.raises(UnknownData, match=r"patients has clients of its own: leave out data\.split = 'iid'"):
+        api.prepare(SETTINGS, data={"split": "iid"})
+    with pytest.raises(UnknownData, match=r"patients has clients of its own: leave out data\.clients = 3"):
+        api.prepare(SETTINGS, data={"clients": 3})
+
+
+def test_names_of_data_sets_come_before_folders_of_that_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "digits").mkdir()
+    assert resolve({"data": "digits"}).data.name == "digits"
+    (tmp_path / "clinics").mkdir()
+    assert resolve({"data": "clinics"}).data.name == str(tmp_path / "clinics")
+    with pytest.raises(TableError, match=r"There is no file .*gone\.csv"):
+        api.prepare({"data": "gone.csv", "table": SETTINGS["table"]})
+    with pytest.raises(TableError, match=r"not a table: \.csv"):
+        file(tmp_path, "sheet.xlsx")
+        api.prepare({"data": "sheet.xlsx"})
+    with pytest.raises(UnknownData, match="There is no data set 'clinix'"):
+        resolve({"data": "clinix"})
+
+
+# ---- a user's own by name ----
+
+
+@pytest.fixture
+def module(monkeypatch) -> types.ModuleType:
+    made = types.ModuleType("my_data")
+    monkeypatch.setitem(sys.modules, "my_data", made)
+    return made
+
+
+def pool(owners: Any = None, **more: Any) -> Source:
+    x = torch.arange(40.0)[:, None]
+    return Source("mine", x, torch.arange(40) % 2, classes=2, clients=4, owners=owners, **more)
+
+
+def test_a_users_own_function_is_given_the_settings_it_takes(module):
+    def make(seed: int, clients: int = 5) -> Federation:
+        return Federation.from_arrays({f"{seed}-{i}": arrays(i) for i in range(clients)})
+
+    module.make = make  # type: ignore[attr-defined]
+    assert sorted(data.load("my_data:make", seed=7, clients=2).names) == ["7-0", "7-1"]
+    assert len(data.load("my_data:make", seed=7)) == 5
+    module.everything = lambda **given: make(given["seed"], len(given))  # type: ignore[attr-defined]
+    assert len(data.load("my_data:everything", test_fraction=0.5)) == 3
+    assert api.prepare(data="my_data:make", rounds=1, seed=7).federation.names[0].startswith("7-")
+
+
+def test_a_users_own_source_is_dealt_as_ours_are(module):
+    module.source = pool()  # type: ignore[attr-defined]
+    module.owned = lambda: pool(np.array(["ann", "bob"] * 20))  # type: ignore[attr-defined]
+    assert len(data.load("my_data:source", "iid")) == 4
+    assert len(data.load("my_data:source", "iid", clients=2)) == 2
+    assert set(data.load("my_data:owned").names) == {"ann", "bob"}
+    with pytest.raises(UnknownData, match="no natural split"):
+        data.load("my_data:source")
+    module.DEFAULTS = {"rounds": 7, "data": {"split": "iid"}}  # type: ignore[attr-defined]
+    assert resolve({"data": "my_data:source"}).rounds == 7
+    assert len(data.load("my_data:source")) == 4
+
+
+def test_what_is_no_data_set_is_refused(module):
+    module.number = 3  # type: ignore[attr-defined]
+    module.source = pool()  # type: ignore[attr-defined]
+    module.federation = Federation.from_arrays({"a": arrays(0)})  # type: ignore[attr-defined]
+    with pytest.raises(OwnDataError, match="'my_data:nothing' could not be imported"):
+        data.load("my_data:nothing")
+    with pytest.raises(OwnDataError, match="could not be imported: No module named 'no_such_data'"):
+        resolve({"data": "no_such_data:x"})
+    with pytest.raises(OwnDataError, match=r"a fedkin\.Federation or a fedkin\.data\.Source; it is a int"):
+        data.load("my_data:number")
+    with pytest.raises(UnknownData, match="has clients of its own"):
+        data.load("my_data:federation", "iid")
+
+
+def test_the_settings_of_a_table_are_checked_as_all_settings_are(csv):
+    with pytest.raises(ConfigError, match=r"There is no setting 'table\.clients'"):
+        resolve({"data": "patients.csv", "table": {"clients": "clinic"}})
+
+
+def test_preprocessing_and_task_tell_everything_a_prediction_needs():
+    found = federation()
+    assert isinstance(found.clients[0].preprocessing, TablePreprocessing)
+    assert isinstance(found.task, Task)
+    assert found.task.class_names == ("no", "yes")

@@ -1,0 +1,105 @@
+"""A metric that some clients do not have: an AUC of test or validation samples that are of one class."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import BASE, ready, toy
+
+import fedkin
+from fedkin import Run
+from fedkin.config import merge
+from fedkin.engines.scores import Scores
+from fedkin.errors import FedkinError
+from fedkin.federation import Client, Federation
+from fedkin.preprocessing import Pixels
+from fedkin.terminal import show_comparison
+
+SETTINGS = merge(BASE, {"learning": {"metric": "auc"}, "data": {"validation": 0.3}})
+
+
+def one_class(names: str, tests: int = 40) -> Federation:
+    """The toy federation in which the test samples of the clients named are all of class 0."""
+    members = []
+    for client in toy((30, 26, 20, 14), tests=tests).clients:
+        x, y = client.test
+        members.append(Client(client.name, client.train, (x, torch.zeros_like(y)) if client.name in names else (x, y)))
+    return Federation("toy", tuple(members), toy().task)
+
+
+def test_a_client_without_score_is_left_out_of_everything(tmp_path: Path) -> None:
+    results = fedkin.compare(
+        SETTINGS, methods=["separate", "fedavg", "fedamp"], seeds=2, federation=one_class("b"), out=tmp_path / "runs"
+    )
+    for run in results.runs:
+        lines = [json.loads(line) for line in (run.path / "rounds.jsonl").read_text().splitlines()]
+        for line in lines:
+            for scores in line["models"].values():
+                assert scores["clients"][1] is None
+                rest = [score for i, score in enumerate(scores["clients"]) if i != 1]
+                assert scores["mean"] == pytest.approx(np.mean(rest))
+                assert scores["std"] == pytest.approx(np.std(rest))
+        for model in run.summary["models"].values():
+            assert 0 < model["last"] <= model["bmta"] <= 1 and model["validated"] is not None
+        assert np.isnan(run.metrics()["b"]["chosen"]["auc"]).all()
+        assert run.metrics()["b"]["chosen"]["accuracy"].value >= 0
+    assert all(0 < row.worst <= row.bmta for row in results.rows())
+    assert all(pair.result.pairs == 6 for pair in results.tests())
+    answers = {silo.client: silo for silo in results.worth_joining().silos}
+    assert answers["b"].verdict == "cannot tell: all test samples are of one class"
+    assert np.isfinite(answers["a"].gain).all()
+    page = results.report().read_text()
+    assert "all test samples are of one class" in page
+    assert len(results.figures(formats=["png"])) == 4
+    show_comparison(results)
+
+
+def test_newcomers_without_score_do_not_stop_a_comparison(tmp_path: Path, capsys) -> None:
+    federation = one_class("")
+    lots = ready(federation, participation={"novel": 0.25}).problem.names[3]
+    run = fedkin.run(
+        SETTINGS, method="fedavg", participation={"novel": 0.25}, federation=one_class(lots), out=tmp_path / "run"
+    )
+    assert run.summary["novel"]["models"]["global"]["mean"] is None
+    results = fedkin.api.Results([Run(run.path)], tmp_path)
+    results.report()
+    show_comparison(results)
+    assert "newcomers" in capsys.readouterr().out
+
+
+def test_where_nobody_has_a_score_nothing_is_run(tmp_path: Path) -> None:
+    with pytest.raises(
+        FedkinError, match="No client's test data has samples of two classes, so nobody would have an AUC"
+    ):
+        fedkin.run(SETTINGS, federation=one_class("abcd"), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def handed(**validation: list[float]) -> Scores:
+    scores = Scores(ready(toy((30, 26, 20, 14)), method="fedavg", data={"validation": 0.3}))
+    scores.validation = {name: torch.tensor(values) for name, values in validation.items()}
+    return scores
+
+
+def test_the_best_on_validation_data_is_handed_out_and_what_has_no_score_is_not() -> None:
+    nan = float("nan")
+    own: dict[str, Any] = {"global": [0.5, 0.5, nan, 0.9], "finetuned": [0.7, 0.5, 0.8, nan]}
+    scores = handed(**own)
+    assert scores.assembly.cohort.validation.counts[2] >= 5
+    assert [scores.best_model(client) for client in (0, 1, 2)] == ["finetuned", "global", "global"]
+    assert scores.best_model(3) == "global"
+
+
+def test_models_are_saved_with_their_preprocessing(tmp_path: Path) -> None:
+    pixels = Pixels((4,), 255.0, (0.5,), (0.2,))
+    clients = [Client(c.name, c.train, c.test, preprocessing=pixels if c.name == "c" else None) for c in toy().clients]
+    federation = Federation("toy", tuple(clients), toy().task)
+    run = fedkin.run(BASE, method="fedavg", federation=federation, out=tmp_path / "run")
+    assert run.model("c")[1]["preprocessing"] == json.loads(json.dumps(pixels.to_json()))
+    assert run.model("a")[1]["preprocessing"] is None
+    assert run.model("a")[1]["target"] == {"mean": 0.0, "scale": 1.0}

@@ -1,0 +1,522 @@
+"""What people get wrong: each is answered with one sentence that says what, where and what would be right, exit code 2,
+and leaves the folder as it was."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import pickle
+import struct
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedkin import api, cli
+from fedkin.data import files
+
+Folder = Path
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is in the folder, what is typed there, and what has to be in the answer."""
+
+    words: tuple[str, ...]
+    said: tuple[str, ...]
+    prepare: Callable[[Folder], object] = lambda folder: None
+
+
+CASES: dict[str, Case] = {}
+
+
+def case(name: str, words: str, *said: str, prepare: Callable[[Folder], object] = lambda folder: None) -> None:
+    assert name not in CASES
+    CASES[name] = Case(tuple(words.split()), said, prepare)
+
+
+# ---- image files ----
+
+
+def idx(values: np.ndarray, magic: int | None = None) -> bytes:
+    number = 0x0800 + values.ndim if magic is None else magic
+    return struct.pack(f">{1 + values.ndim}I", number, *values.shape) + values.astype(np.uint8).tobytes()
+
+
+def mnist(change: Callable[[dict[str, bytes]], object] = lambda parts: None) -> Callable[[Folder], None]:
+    """Small files under MNIST's names, with one thing wrong."""
+
+    def prepare(folder: Folder) -> None:
+        place = folder / "data" / "mnist"
+        place.mkdir(parents=True)
+        parts = {}
+        for part, count in (("train", 60), ("t10k", 20)):
+            parts[f"{part}-images-idx3-ubyte"] = idx(np.zeros((count, 28, 28)))
+            parts[f"{part}-labels-idx1-ubyte"] = idx(np.arange(count) % 10)
+        packed = {f"{name}.gz": gzip.compress(content) for name, content in parts.items()}
+        change(packed)
+        for name, content in packed.items():
+            (place / name).write_bytes(content)
+
+    return prepare
+
+
+IMAGES, LABELS = "train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz"
+UNVERIFIED = "run --data mnist --split iid --clients 2 --data.verify false"
+
+
+def put(name: str, content: bytes) -> Callable[[dict[str, bytes]], None]:
+    return lambda parts: parts.update({name: content})
+
+
+def as_large(folder: Folder) -> None:
+    """Files of the right size, but of zeros."""
+    place = folder / "data" / "mnist"
+    place.mkdir(parents=True)
+    for file in files.CATALOGUE["mnist"].forms[0].files:
+        (place / file.name).write_bytes(bytes(file.bytes))
+
+
+case("no data folder", "run --data mnist", "data/mnist", "fedkin data fetch mnist", "FEDKIN_DATA")
+case(
+    "a data folder that is a file",
+    "run --data mnist",
+    "data",
+    prepare=lambda folder: (folder / "data").write_text("no folder"),
+)
+case("a file is missing", "run --data mnist", IMAGES, prepare=mnist(lambda parts: parts.pop(IMAGES)))
+case("a truncated download", "run --data mnist", "bytes", "9,912,422", "fedkin data fetch", prepare=mnist())
+case("a wrong checksum", "run --data mnist", "sha256", "fedkin data fetch mnist", prepare=as_large)
+case("a wrong checksum, asked for", "data check mnist", "", prepare=as_large)
+case(
+    "a truncated idx file",
+    UNVERIFIED,
+    IMAGES,
+    prepare=mnist(lambda parts: parts.update({IMAGES: parts[IMAGES][:-20]})),
+)
+case("an idx file that is no gzip", UNVERIFIED, IMAGES, prepare=mnist(put(IMAGES, b"<html>404</html>")))
+case(
+    "an idx file cut short before packing",
+    UNVERIFIED,
+    IMAGES,
+    prepare=mnist(put(IMAGES, gzip.compress(idx(np.zeros((60, 28, 28)))[:-1]))),
+)
+case(
+    "an idx file of another kind",
+    UNVERIFIED,
+    IMAGES,
+    prepare=mnist(put(IMAGES, gzip.compress(idx(np.zeros((60, 28, 28)), magic=0x0D03)))),
+)
+case(
+    "images and labels that differ in number",
+    UNVERIFIED,
+    "60",
+    "59",
+    prepare=mnist(put(LABELS, gzip.compress(idx(np.arange(59) % 10)))),
+)
+case(
+    "a label beyond the classes",
+    UNVERIFIED,
+    "10",
+    prepare=mnist(put(LABELS, gzip.compress(idx(np.arange(60) % 11)))),
+)
+case(
+    "fewer samples than the split needs",
+    UNVERIFIED.replace("iid", "practical").replace("--clients 2 ", ""),
+    "too few",
+    prepare=mnist(),
+)
+
+
+def cifar(change: Callable[[dict[str, bytes]], object]) -> Callable[[Folder], None]:
+    def prepare(folder: Folder) -> None:
+        place = folder / "data" / "cifar100"
+        place.mkdir(parents=True)
+        parts = {}
+        for name in ("train-0", "train-1", "train-2", "train-3", "train-4", "test"):
+            parts[f"{name}.npz"] = npz(delta=np.zeros((4, 3, 32, 32)), fine=np.arange(4), coarse=np.arange(4))
+        names = "fine,fine_name,coarse,coarse_name\n"
+        parts["labels.csv"] = (names + "".join(f"{i},f{i},{i // 5},c{i // 5}\n" for i in range(100))).encode()
+        change(parts)
+        for name, content in parts.items():
+            (place / name).write_bytes(content)
+
+    return prepare
+
+
+def npz(**arrays: np.ndarray) -> bytes:
+    content = io.BytesIO()
+    np.savez(content, **{k: v if v.dtype == object else v.astype(np.uint8) for k, v in arrays.items()})
+    return content.getvalue()
+
+
+CIFAR = "run --data cifar100 --split iid --clients 2 --data.verify false"
+case(
+    "a truncated npz file",
+    CIFAR,
+    "train-2.npz",
+    prepare=cifar(lambda parts: parts.update({"train-2.npz": parts["train-2.npz"][:-400]})),
+)
+case(
+    "an npz file without an array",
+    CIFAR,
+    "train-1.npz",
+    "fine",
+    prepare=cifar(put("train-1.npz", npz(delta=np.zeros((4, 3, 32, 32)), coarse=np.arange(4)))),
+)
+case(
+    "an npz file with Python objects",
+    CIFAR,
+    "test.npz",
+    prepare=cifar(put("test.npz", npz(delta=np.array([{}], dtype=object), fine=np.arange(4), coarse=np.arange(4)))),
+)
+case(
+    "images of another shape",
+    CIFAR,
+    "train-0.npz",
+    prepare=cifar(put("train-0.npz", npz(delta=np.zeros((4, 32, 32)), fine=np.arange(4), coarse=np.arange(4)))),
+)
+
+
+class Evil:
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        return Path.touch, (Path("pwned"),)  # type: ignore[return-value]
+
+
+def archive(member: bytes, cut: int | None = None) -> Callable[[Folder], None]:
+    def prepare(folder: Folder) -> None:
+        place = folder / "data" / "cifar100"
+        place.mkdir(parents=True)
+        with tarfile.open(place / "cifar-100-python.tar.gz", "w:gz") as tar:
+            for name in ("train", "test", "meta"):
+                info = tarfile.TarInfo(f"cifar-100-python/{name}")
+                info.size = len(member)
+                tar.addfile(info, io.BytesIO(member))
+        if cut:
+            path = place / "cifar-100-python.tar.gz"
+            path.write_bytes(path.read_bytes()[:-cut])
+
+    return prepare
+
+
+case("an archive that would run code", CIFAR, "cifar-100-python", prepare=archive(pickle.dumps(Evil())))
+case(
+    "a truncated archive",
+    CIFAR,
+    "cifar-100-python.tar.gz",
+    prepare=archive(np.random.default_rng(0).bytes(9000), cut=4000),
+)
+case("an archive of something else", CIFAR, "cifar-100-python", prepare=archive(pickle.dumps([1, 2, 3])))
+
+
+# ---- tables ----
+
+ROWS = [("north" if i % 2 else "south", 30 + i, i % 3, "yes" if i % 5 < 2 else "no") for i in range(24)]
+TABLE = "age,stage,ill"
+GOOD = f"hospital,{TABLE}\n" + "".join(f"{a},{b},{c},{d}\n" for a, b, c, d in ROWS)
+OWN = "run --data p.csv --client hospital --target ill --rounds 1"
+
+
+def csv(text: str | bytes, name: str = "p.csv") -> Callable[[Folder], object]:
+    content = text if isinstance(text, bytes) else text.encode()
+    return lambda folder: (folder / name).write_bytes(content)
+
+
+def with_row(row: str) -> Callable[[Folder], object]:
+    return csv(GOOD + row + "\n")
+
+
+def parquet(cut: int) -> Callable[[Folder], None]:
+    def prepare(folder: Folder) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        columns = dict(zip(("hospital", "age", "stage", "ill"), zip(*ROWS, strict=True), strict=True))
+        pq.write_table(pa.table(columns), folder / "p.parquet")
+        whole = (folder / "p.parquet").read_bytes()
+        (folder / "p.parquet").write_bytes(whole[:-cut] if cut else whole.replace(b"north", b"n\xff\xfeth"))
+
+    return prepare
+
+
+case("no such table", OWN, "There is no file", "p.csv")
+case("an empty table", OWN, "p.csv", "empty", prepare=csv(""))
+case("a header without rows", OWN, "p.csv", "no row", prepare=csv(f"hospital,{TABLE}\n"))
+case("a row with too many cells", OWN, "line 26", prepare=with_row("north,50,1,yes,7"))
+case("a row with too few cells", OWN, "line 26", prepare=with_row("north,50"))
+case("an unclosed quote", OWN, "p.csv", "quot", prepare=with_row('north,50,1,"yes'))
+case("a text that is not UTF-8", OWN, "p.csv", "UTF-8", prepare=csv(GOOD.encode() + b"n\xf6rd,50,1,yes\n"))
+case("two columns of one name", OWN, "'age'", prepare=csv(GOOD.replace("stage", "age", 1)))
+case("no client column", "run --data p.csv --target ill", "names the silo", "hospital, age", prepare=csv(GOOD))
+case(
+    "a client column that is not there",
+    OWN.replace("client hospital", "client hospitel"),
+    "hospitel",
+    "'hospital'",
+    prepare=csv(GOOD),
+)
+case("no target", "run --data p.csv --client hospital", "target", "age", prepare=csv(GOOD))
+case(
+    "a target that is not there", OWN.replace("target ill", "target sick"), "'sick'", "hospital, age", prepare=csv(GOOD)
+)
+case("a row without a client", OWN, "line 26", "hospital", prepare=with_row(",50,1,yes"))
+case("a row without a target", OWN, "line 26", "ill", prepare=with_row("north,50,1,"))
+case("text where numbers belong", OWN, "line 26", "'age'", "'old'", "missing", prepare=with_row("north,old,1,yes"))
+case("NaN where missing was not declared", OWN, "line 26", "'age'", "nan", prepare=with_row("north,nan,1,yes"))
+case("infinity", OWN, "line 26", "'age'", "inf", prepare=with_row("north,inf,1,yes"))
+case(
+    "a column with one value over all silos",
+    OWN,
+    "'unit'",
+    "ignore",
+    prepare=csv("".join(f"{line},{'unit' if i == 0 else 'mg'}\n" for i, line in enumerate(GOOD.splitlines()))),
+)
+case(
+    "a column that is empty everywhere",
+    OWN,
+    "'note'",
+    "ignore",
+    prepare=csv("".join(f"{line},{'note' if i == 0 else ''}\n" for i, line in enumerate(GOOD.splitlines()))),
+)
+case("a client with one row", OWN, "'west'", "1", prepare=with_row("west,50,1,yes"))
+case("one class only", OWN, "'ill'", "yes", prepare=csv(GOOD.replace(",no\n", ",yes\n")))
+case("labels of mixed types", OWN, "'ill'", "line", prepare=csv(GOOD.replace(",no\n", ",0\n")))
+case(
+    "a regression of words",
+    f"{OWN} --table.task regression",
+    "'ill'",
+    "numbers",
+    prepare=csv(GOOD),
+)
+case("a column to ignore that is not there", f'{OWN} --ignore ["agee"]', "'agee'", "'age'", prepare=csv(GOOD))
+case("medians of all silos", f"{OWN} --fill median", "median", "own", prepare=csv(GOOD))
+case("a truncated Parquet file", OWN.replace("p.csv", "p.parquet"), "p.parquet", prepare=parquet(300))
+case(
+    "a Parquet file that is none",
+    OWN.replace("p.csv", "p.parquet"),
+    "p.parquet",
+    prepare=csv("hello", "p.parquet"),
+)
+case("a folder without tables", "run --data ./empty --target ill", "empty", prepare=lambda f: (f / "empty").mkdir())
+
+
+def hospitals(**texts: str) -> Callable[[Folder], None]:
+    def prepare(folder: Folder) -> None:
+        (folder / "h").mkdir()
+        for name, text in texts.items():
+            (folder / "h" / f"{name}.csv").write_text(text)
+
+    return prepare
+
+
+NORTH = f"{TABLE}\n" + "".join(f"{b},{c},{d}\n" for _, b, c, d in ROWS)
+case(
+    "hospitals whose columns differ",
+    "run --data ./h --target ill",
+    "stage",
+    prepare=hospitals(north=NORTH, south=NORTH.replace("stage", "grade")),
+)
+case(
+    "a hospital without a row",
+    "run --data ./h --target ill",
+    "south",
+    prepare=hospitals(north=NORTH, south=f"{TABLE}\n"),
+)
+
+
+# ---- settings ----
+
+case("an unknown data set", "run --data minst", "'minst'", "'mnist'")
+case("an unknown split", "run --split practicle", "practicle", "practical")
+case("too many clients", "run --split iid --clients 5000", "5000", "1797")
+case("a model whose input does not fit", "run --model cnn --rounds 1", "cnn", "(64,)", "(channels, height, width)")
+case("an unknown metric", "run --metric acuracy", "'acuracy'", "'accuracy'")
+case("a metric for another task", "run --metric rmse", "rmse", "accuracy")
+case("a share above one", "run --corruption.labels 2", "corruption.labels = 2")
+case("augmentation of what is no image", "run --augment true", "augment")
+case("a data set that cannot be imported", "run --data nowhere:load", "nowhere:load")
+
+MODULE = """
+import torch
+from torch import nn
+from fedkin import Client, Federation, State, Task
+from fedkin.methods.fedavg import FedAvg
+
+def pair(n, classes, width=3):
+    return torch.zeros(n, width), torch.arange(n) % classes
+
+def federation(labels, inputs=3, test=4):
+    clients = [Client(name, pair(12, labels), pair(test, 2)) for name in ("a", "b")]
+    return Federation("mine", tuple(clients), Task.classification((inputs,), 2))
+
+def beyond(): return federation(3)
+def no_test(): return federation(2, test=0)
+def other_shape(): return federation(2, inputs=4)
+def number(): return 7
+def narrow(inputs, outputs): return nn.Linear(inputs[0], outputs + 1)
+def deaf(inputs, outputs): return nn.Linear(inputs[0] + 1, outputs)
+
+class Wrong(FedAvg):
+    def models(self, cohort, message, memory, round):
+        return {"global": message.w[0], "finetuned": memory.finetuned}
+
+class Short(FedAvg):
+    def train(self, cohort, message, memory, round):
+        upload, memory = super().train(cohort, message, memory, round)
+        return State(**{n: t[:1] for n, t in upload.items()}), memory
+"""
+
+
+def module(folder: Folder) -> None:
+    (folder / "mine.py").write_text(MODULE)
+
+
+def own(name: str, words: str, *said: str) -> None:
+    case(name, f"run --rounds 1 {words}", *said, prepare=module)
+
+
+own("labels beyond the model's outputs", "--data mine:beyond", "'a'", "labels run from 0 to 2", "classes 0 to 1")
+own("a client without test samples", "--data mine:no_test", "test data: there is no sample")
+own("data of another shape than the task's", "--data mine:other_shape", "shape (3,)", "(4,)")
+own("a data set that is a number", "--data mine:number", "mine:number", "Federation")
+own("a data set's name that is not there", "--data mine:nothing", "mine:nothing")
+own("a model with too many outputs", "--model mine:narrow", "(2, 10)", "(2, 11)")
+own("a model that cannot read the data", "--model mine:deaf", "(64,)")
+own("a method that returns one row for all", "--method mine:Wrong", "model 'global'", "a row of weights for each client")
+own("a method that uploads for one client only", "--method mine:Short", "train (upload)", "20 clients")
+
+
+# ---- folders ----
+
+
+def a_run(folder: Folder) -> None:
+    api.run(rounds=1, data={"clients": 5}, local={"epochs": 1}, out=folder / "run")
+
+
+def another_configuration(folder: Folder) -> None:
+    a_run(folder)
+    (folder / "run" / "summary.json").unlink()
+    config = folder / "run" / "config.toml"
+    config.write_text(config.read_text().replace("lr = 0.001", "lr = 0.002"))
+
+
+def own_run(folder: Folder) -> None:
+    """An unfinished run on a table that was changed since."""
+    csv(GOOD)(folder)
+    api.run(
+        {"data": str(folder / "p.csv"), "table": {"client": "hospital", "target": "ill"}, "rounds": 1},
+        out=folder / "run",
+    )
+    (folder / "run" / "summary.json").unlink()
+    with_row("north,51,1,yes")(folder)
+
+
+def finished_own_run(folder: Folder) -> None:
+    csv(GOOD)(folder)
+    api.run(
+        {"data": str(folder / "p.csv"), "table": {"client": "hospital", "target": "ill"}, "rounds": 1},
+        out=folder / "run",
+    )
+
+
+def damaged_model(folder: Folder) -> None:
+    finished_own_run(folder)
+    path = folder / "run" / "models" / "north.safetensors"
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+case("an output folder that holds another run", "run --rounds 1 --out run", "run holds another run", prepare=a_run)
+case(
+    "an output folder that is not empty", "run --rounds 1 --out .", "is not empty", prepare=csv("thesis", "thesis.txt")
+)
+case("a checkpoint of another configuration", "resume run", "another configuration", prepare=another_configuration)
+case("a table that changed since the run began", "resume run", "p.csv is not the file", prepare=own_run)
+case("no run to predict with", "predict nowhere p.csv --client north", "nowhere")
+case("a client that is not there", "predict run p.csv --client nrth", "'nrth'", "north", prepare=finished_own_run)
+case(
+    "rows without a column",
+    "predict run q.csv --client north",
+    "'age'",
+    prepare=lambda f: (finished_own_run(f), csv("stage\n1\n", "q.csv")(f)),
+)
+case(
+    "rows with text where numbers belong",
+    "predict run q.csv --client north",
+    "line 3",
+    "'young'",
+    prepare=lambda f: (finished_own_run(f), csv("age,stage\n50,1\nyoung,2\n60,2\n70,1\n", "q.csv")(f)),
+)
+case("a truncated model", "predict run p.csv --client north", "north.safetensors", prepare=damaged_model)
+case("an unknown format", "export run --format pickle", "pickle", "onnx", prepare=a_run)
+case("a grid over what is no setting", "tune --grid learning=1,2 --rounds 1", "learning")
+case("a grid value that cannot be", "tune --grid lr=0.1,-1 --rounds 1", "lr", "-1")
+case("tuning without validation data", "tune --grid lr=0.1,0.2 --data.validation 0", "validation")
+case("levels of what is no setting", "compare --methods fedavg --vary corruption.lables=0,1", "corruption.labels")
+case("an unknown data set to fetch", "data fetch minst", "'minst'", "mnist")
+case(
+    "a download that cannot be had",
+    "data fetch heart --mirror http://127.0.0.1:9/",
+    "127.0.0.1",
+    "processed.cleveland.data",
+    "data/heart-disease",
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FEDKIN_DATA", str(tmp_path / "data"))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield tmp_path
+    sys.modules.pop("mine", None)
+
+
+def listing(folder: Path) -> dict[str, bytes | None]:
+    kept = (p for p in sorted(folder.rglob("*")) if "__pycache__" not in p.parts)
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in kept}
+
+
+def assert_answered(code: int, answer: str, said: tuple[str, ...]) -> None:
+    assert code == 2, answer
+    assert "Traceback" not in answer
+    flat = " ".join(answer.split())
+    for words in said:
+        assert words in flat
+    assert flat.endswith((".", "?", ")")) or "\n" in answer.strip(), "a sentence"
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_bad_input_is_answered_with_a_sentence_and_nothing_is_half_written(name, folder, monkeypatch, capsys):
+    wrong = CASES[name]
+    wrong.prepare(folder)
+    before = listing(folder)
+    monkeypatch.setattr(sys, "argv", ["fedkin", *wrong.words])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    said = capsys.readouterr()
+    assert_answered(int(caught.value.code or 0), said.err + said.out, wrong.said)
+    assert not (folder / "pwned").exists()
+    assert listing(folder) == before, "the folder is as it was"
+
+
+def test_there_are_many_ways_to_be_wrong():
+    assert len(CASES) >= 40
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["no data folder", "text where numbers belong", "a truncated Parquet file", "a method that returns one row for all"],
+)
+def test_the_real_command_answers_alike(name, folder):
+    wrong = CASES[name]
+    wrong.prepare(folder)
+    before = listing(folder)
+    typed = [sys.executable, "-m", "fedkin", *wrong.words]
+    process = subprocess.run(typed, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert_answered(process.returncode, process.stderr, wrong.said)
+    assert listing(folder) == before

@@ -1,0 +1,286 @@
+"""Was it worth joining? Runs are made by hand here: what silos answered is set, and what has to follow is known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import fedkin
+from fedkin.errors import FedkinError
+from fedkin.estimates import Estimate
+from fedkin.joining import Joining, JoiningError, Silo, best_joint, scorecard, worth_joining
+from fedkin.outputs import Outputs
+from fedkin.terminal import show_joining
+
+HEADLINE = {"separate": "personal", "fedavg": "global", "fedamp": "cloud", "groups": "cloud"}
+
+
+@dataclass
+class Made:
+    """What is read of a run. right: {client: for each test sample whether the answer is right}."""
+
+    method: str
+    right: dict[str, Sequence[bool]]
+    seed: int = 0
+    validation: dict[str, float | None] | None = None
+    metric: str = "accuracy"
+    kept: bool = True
+    settings: dict[str, Any] = field(default_factory=dict)
+    path: Path = Path("made")
+    recorded: Sequence[int] = ()
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        return {
+            "method": self.method, "seed": self.seed, "data": "made", "split": "natural", "metric": self.metric,
+            "higher_is_better": self.metric != "log_loss", "clients": list(self.right), "groups": None,
+            "headline": HEADLINE[self.method], "models": {HEADLINE[self.method]: {}},
+        }  # fmt: skip
+
+    @property
+    def config(self) -> dict[str, Any]:
+        return self.settings
+
+    @property
+    def rounds(self) -> list[dict[str, Any]]:
+        validation = None
+        if self.validation is not None:
+            validation = {"mean": 0.0, "clients": [self.validation.get(client) for client in self.right]}
+        line = {"round": 1, "models": {HEADLINE[self.method]: {"clients": [], "validation": None}}}
+        return [line, {"round": 2, "final": True, "models": {HEADLINE[self.method]: {"validation": validation}}}]
+
+    def collaboration(self, round: int | None = None) -> None:
+        return None
+
+    def outputs(self, client: str | None = None) -> Outputs | None:
+        if not self.kept:
+            return None
+        parts = [answers(right) for right in self.right.values()]
+        outputs, y = torch.cat([o for o, _ in parts]), torch.cat([y for _, y in parts])
+        model = HEADLINE[self.method]
+        counts, handed = tuple(len(y) for _, y in parts), (model,) * len(parts)
+        found = Outputs(tuple(self.right), counts, handed, {"chosen": outputs, model: outputs}, y, "classification")
+        return found if client is None else found.of(client)
+
+
+def answers(right: Sequence[bool]) -> tuple[Tensor, Tensor]:
+    """(n, 2) outputs and (n,) targets, of class 0 and 1 in turn."""
+    y = torch.arange(len(right)) % 2
+    given = torch.where(torch.tensor(right, dtype=torch.bool), y, 1 - y)
+    return 2.0 * torch.nn.functional.one_hot(given, 2).float(), y
+
+
+def first(good: int, n: int) -> list[bool]:
+    """The first `good` of n samples right."""
+    return [True] * good + [False] * (n - good)
+
+
+ALONE = {"north": first(10, 40), "south": first(30, 40), "east": first(20, 31), "west": first(38, 40)}
+JOINED = {"north": first(35, 40), "south": first(31, 40), "east": first(20, 31), "west": first(10, 40)}
+
+
+def test_each_silo_has_its_answer() -> None:
+    found = worth_joining([Made("separate", ALONE), Made("fedamp", JOINED)])
+    verdicts = {silo.client: silo.verdict for silo in found.silos}
+    assert verdicts == {
+        "east": "cannot tell: 31 test samples are too few",
+        "north": "yes",
+        "south": "cannot tell: 40 test samples are too few",
+        "west": "no, better alone",
+    }
+    north = next(silo for silo in found.silos if silo.client == "north")
+    assert (north.alone.value, north.personal.value, north.gain.value) == (0.25, 0.875, 0.625)
+    assert north.alone.low < 0.25 < north.alone.high
+    assert (north.samples, north.handed, north.common) == (40, "cloud", None)
+    assert (found.method, found.metric, found.chosen_by) == ("fedamp", "accuracy", "the only joint method")
+    assert found.sentence == "Joining helped 1 of 4 silos, harmed 1, and for 2 the test data are too few to tell."
+
+
+def sentence(*gains: tuple[float, float]) -> str:
+    known = Estimate(0.5, 0.4, 0.6)
+    silos = [Silo(str(i), 9, known, None, known, Estimate(0.0, *gain), "cloud") for i, gain in enumerate(gains)]
+    return Joining("accuracy", True, "fedamp", "", (0,), tuple(silos)).sentence
+
+
+def test_the_sentence_counts_silos() -> None:
+    yes, no, unclear = (0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1)
+    few = "and for 2 the test data are too few to tell."
+    assert sentence(yes, yes, unclear, unclear) == f"Joining helped 2 of 4 silos, harmed none, {few}"
+    assert sentence(no, unclear, unclear) == f"Joining helped none of 3 silos, harmed 1, {few}"
+    assert sentence(yes, no, no) == "Joining helped 1 of 3 silos, harmed 2."
+    assert sentence(yes, yes) == "Joining helped all 2 silos."
+    assert sentence(unclear, (np.nan, np.nan)) == (
+        "Whether joining helped cannot be told for any of the 2 silos: their test data are too few."
+    )
+
+
+def test_an_interval_that_ends_at_nothing_is_no_yes() -> None:
+    assert "cannot be told" in sentence((0.0, 0.2)) and "cannot be told" in sentence((-0.2, 0.0))
+
+
+def test_errors_that_fall_are_a_gain() -> None:
+    found = worth_joining([Made("separate", ALONE), Made("fedamp", JOINED)], metric="log_loss")
+    gains = {silo.client: silo.gain for silo in found.silos}
+    assert gains["north"].low > 0 > gains["west"].high
+    north = next(silo for silo in found.silos if silo.client == "north")
+    assert north.gain.value == pytest.approx(north.alone.value - north.personal.value)
+    assert not found.higher_is_better
+
+
+def test_another_metric_on_request_and_a_users_own_is_not_imported() -> None:
+    runs = [Made("separate", ALONE, metric="os:system"), Made("fedamp", JOINED, metric="os:system")]
+    assert worth_joining(runs).metric == "accuracy"
+    assert worth_joining(runs, "auc").metric == "auc"
+    with pytest.raises(FedkinError, match="'rmse' is for regression"):
+        worth_joining(runs, "rmse")
+    with pytest.raises(FedkinError, match="a metric of your own"):
+        worth_joining(runs, "os:system")
+
+
+def test_the_plain_global_model_stands_beside() -> None:
+    third = {client: first(5, len(right)) for client, right in ALONE.items()}
+    for joint in ("fedamp", "groups"):
+        found = worth_joining([Made("separate", ALONE), Made("fedavg", third, validation={}), Made(joint, JOINED)])
+        assert [silo.common.value for silo in found.silos if silo.common] == [5 / 31, 5 / 40, 5 / 40, 5 / 40]
+
+
+# ---- which method ----
+
+
+def test_the_method_is_chosen_by_validation_and_never_by_test_scores() -> None:
+    perfect = {client: [True] * len(right) for client, right in ALONE.items()}
+    runs = [
+        Made("separate", ALONE, validation=dict.fromkeys(ALONE, 0.99)),
+        Made("fedavg", perfect, validation=dict.fromkeys(ALONE, 0.6)),
+        Made("fedamp", JOINED, validation={"north": 0.5, "south": None, "east": 0.9, "west": None}),
+        Made("groups", perfect, validation=dict.fromkeys(ALONE, 1.0)),  # was told the groups: no contender
+    ]
+    assert best_joint(runs) == ("fedamp", "of the joint methods the one with the best mean validation score")
+    assert worth_joining(runs).method == "fedamp"
+    worse = [Made(run.method, run.right, validation=run.validation, metric="log_loss") for run in runs]
+    assert best_joint(worse)[0] == "fedavg"  # lower is better
+
+
+def test_without_validation_data_it_is_the_first_and_that_is_said() -> None:
+    for lacking in (None, {}, dict.fromkeys(ALONE, None)):
+        runs = [Made("separate", ALONE), Made("fedamp", JOINED, validation=lacking), Made("fedavg", ALONE)]
+        assert best_joint(runs) == ("fedamp", "the first joint method, as there is no validation data to choose by")
+
+
+def test_the_mean_is_over_seeds_too() -> None:
+    def runs(method: str, *means: float) -> list[Made]:
+        return [Made(method, ALONE, seed, dict.fromkeys(ALONE, mean)) for seed, mean in enumerate(means)]
+
+    assert best_joint([*runs("fedavg", 0.9, 0.1), *runs("fedamp", 0.6, 0.6)])[0] == "fedamp"
+
+
+# ---- seeds ----
+
+
+def test_seeds_are_averaged_silo_by_silo_and_do_not_narrow_intervals() -> None:
+    once = worth_joining([Made("separate", ALONE), Made("fedamp", JOINED)])
+    runs = [
+        Made(method, right, seed) for method, right in (("separate", ALONE), ("fedamp", JOINED)) for seed in range(5)
+    ]
+    for silo, same in zip(worth_joining(runs).silos, once.silos, strict=True):
+        assert silo.personal == pytest.approx(same.personal)
+        assert silo.gain == pytest.approx(same.gain)
+    other = {client: first(40, 40) if client == "north" else right for client, right in JOINED.items()}
+    both = worth_joining([*runs[:2], Made("fedamp", JOINED, 0), Made("fedamp", other, 1)])
+    north = next(silo for silo in both.silos if silo.client == "north")
+    assert north.personal.value == pytest.approx((0.875 + 1) / 2)
+    assert north.gain.value == pytest.approx((0.625 + 0.75) / 2)
+
+
+def test_only_shared_seeds_count_and_order_of_clients_does_not() -> None:
+    turned = dict(reversed(JOINED.items()))
+    found = worth_joining([Made("separate", ALONE), Made("fedamp", turned), Made("fedamp", ALONE, 1)])
+    assert found.silos == worth_joining([Made("separate", ALONE), Made("fedamp", JOINED)]).silos
+    assert found.seeds == (0,)
+    with pytest.raises(JoiningError, match="fedamp and separate have no seed in common"):
+        worth_joining([Made("separate", ALONE, 3), Made("fedamp", JOINED)])
+
+
+# ---- what cannot be answered ----
+
+
+def test_what_is_missing_is_said() -> None:
+    with pytest.raises(JoiningError, match="add the method 'separate'"):
+        worth_joining([Made("fedamp", JOINED)])
+    with pytest.raises(JoiningError, match="Nobody joined"):
+        worth_joining([Made("separate", ALONE)])
+    with pytest.raises(JoiningError, match="kept no outputs of its models; run it again"):
+        worth_joining([Made("separate", ALONE, kept=False), Made("fedamp", JOINED)])
+    shorter = {client: right[1:] for client, right in JOINED.items()}
+    with pytest.raises(JoiningError, match="separate and fedamp were not tested on the same samples at 'east'"):
+        worth_joining([Made("separate", ALONE), Made("fedamp", shorter)])
+
+
+def test_no_samples_and_one_class_are_told_apart() -> None:
+    alone, joined = {"none": [], "one": [True], "some": first(3, 4)}, {"none": [], "one": [False], "some": first(3, 4)}
+    runs = [Made("separate", alone), Made("fedamp", joined)]
+    assert [silo.verdict for silo in worth_joining(runs, "auc").silos] == [
+        "cannot tell: there are no test samples",
+        "cannot tell: all test samples are of one class",
+        "cannot tell: 4 test samples are too few",
+    ]
+    assert worth_joining(runs).silos[1].verdict == "cannot tell: 1 test sample is too few"
+
+
+# ---- all metrics ----
+
+
+def test_the_scorecard_has_every_metric_of_the_best_joint_method() -> None:
+    found = scorecard([Made("separate", ALONE), Made("fedamp", JOINED), Made("fedamp", JOINED, 1)])
+    assert (found.method, found.seeds) == ("fedamp", (0, 1))
+    assert list(found.silos["north"]) == ["accuracy", "balanced_accuracy", "auc", "log_loss"]
+    assert (
+        found.silos["north"]["accuracy"]
+        == worth_joining([Made("separate", ALONE), Made("fedamp", JOINED)]).silos[1].personal
+    )
+    assert scorecard([Made("separate", ALONE)]).method == "separate"
+
+
+# ---- in the terminal ----
+
+
+def test_the_terminal_shows_a_table_for_few_silos_and_a_sentence_for_many(capsys) -> None:
+    show_joining([Made("separate", ALONE), Made("fedamp", JOINED)])  # type: ignore[list-item]
+    said = capsys.readouterr().out
+    assert "Was it worth joining? Test accuracy in %" in said
+    north = next(line for line in said.splitlines() if "north" in line)
+    assert " ".join(north.split()) == "north 40 25.0 (14–40) 87.5 (74–95) +62.5 (+43.3 to +75.8) yes"
+    assert "Joining helped 1 of 4 silos, harmed 1, and for 2" in said
+    many = {f"silo-{i}": first(20, 40) for i in range(31)}
+    show_joining([Made("separate", many), Made("fedamp", many)])  # type: ignore[list-item]
+    said = capsys.readouterr().out
+    assert said.startswith("Whether joining helped cannot be told for any of the 31 silos")
+    show_joining([Made("separate", ALONE, kept=False), Made("fedamp", JOINED)])  # type: ignore[list-item]
+    assert capsys.readouterr().out == ""
+
+
+# ---- from beginning to end ----
+
+
+def test_a_comparison_on_digits_answers_for_each_silo(tmp_path: Path) -> None:
+    settings = {"rounds": 3, "data": {"clients": 5}, "local": {"epochs": 1}}
+    results = fedkin.compare(settings, methods=["separate", "fedavg", "fedamp"], out=tmp_path)
+    found = results.worth_joining()
+    assert len(found.silos) == 5 and found.method in ("fedavg", "fedamp")
+    runs = {run.summary["method"]: run for run in results.runs}
+    for silo in found.silos:
+        place = runs["separate"].summary["clients"].index(silo.client)
+        assert silo.alone.value == pytest.approx(runs["separate"].scores("personal")[-1][place])
+        assert silo.common is not None
+        assert silo.common.value == pytest.approx(runs["fedavg"].scores("global")[-1][place])
+        assert silo.personal.value == pytest.approx(runs[found.method].scores(silo.handed)[-1][place])
+        assert silo.gain.value == pytest.approx(silo.personal.value - silo.alone.value)
+        assert silo.gain.low <= silo.gain.value <= silo.gain.high
+    assert results.worth_joining("balanced_accuracy").metric == "balanced_accuracy"
