@@ -12,6 +12,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,14 +28,15 @@ HERE = Path(__file__).parent
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", default=["fedamp"])
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     settings = {"data": {"split": "relabelled"}, "rounds": options.rounds, "device": options.device}
-    methods = {method: measure(method, settings, options.repeat) for method in ("fedamp", "fedavg", "separate")}
+    methods = {method: measure(method, settings, options.repeat) for method in options.methods}
     record = {
-        "command": "python benchmarks/tune.py",
+        "command": " ".join(["python", "benchmarks/tune.py", *sys.argv[1:]]),
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "device": torch.cuda.get_device_name() if options.device == "cuda" else "cpu",
         "versions": summary.versions(),

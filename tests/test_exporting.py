@@ -106,6 +106,11 @@ def model(request, tmp_path_factory) -> Saved:
     return Saved.load(path)
 
 
+@pytest.fixture(scope="module")
+def onnx_file(model, tmp_path_factory) -> Path:
+    return model.export(tmp_path_factory.mktemp("exported") / "north.onnx")
+
+
 def small(path: Path) -> Saved:
     torch.manual_seed(0)
     module = models.build("logistic", (4,), 3, {})
@@ -128,9 +133,8 @@ def refused(call: Any, *arguments: Any) -> str:
 # ---- every architecture ----
 
 
-def test_onnx_gives_the_numbers_of_predict(model, tmp_path):
-    path = model.export(tmp_path / "north.onnx")
-    session = onnxruntime.InferenceSession(path)
+def test_onnx_gives_the_numbers_of_predict(model, onnx_file):
+    session = onnxruntime.InferenceSession(onnx_file)
     regression = model.task.kind == "regression"
     assert [i.name for i in session.get_inputs()] == ["inputs"]
     assert [o.name for o in session.get_outputs()] == ["values" if regression else "probabilities"]
@@ -207,9 +211,9 @@ def test_the_onnx_file_says_what_to_feed_it(tmp_path):
     assert (first.dim_param, second.dim_value) == ("batch", 4)
 
 
-def test_an_exported_file_tells_nothing_of_the_machine_it_came_from(model, tmp_path):
-    content = model.export(tmp_path / "north.onnx").read_bytes()
-    for trace in (str(Path(fedkin.__file__).parent), sys.prefix, "stack_trace", ".py", str(tmp_path)):
+def test_an_exported_file_tells_nothing_of_the_machine_it_came_from(onnx_file):
+    content = onnx_file.read_bytes()
+    for trace in (str(Path(fedkin.__file__).parent), sys.prefix, "stack_trace", ".py", str(onnx_file.parent)):
         assert trace.encode() not in content, trace
 
 

@@ -7,7 +7,7 @@ import pytest
 from fedkin import methods
 from fedkin.config import ConfigError, resolve
 from fedkin.methods import UnknownMethod
-from fedkin.options import parse, paths
+from fedkin.options import SHORT, parse, paths
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_every_setting_can_be_given_by_its_full_name(method):
 @pytest.mark.parametrize("method", methods.names())
 def test_a_last_name_means_the_one_setting_that_ends_so_or_is_refused(method):
     known = paths([method])
-    for leaf in {path.rpartition(".")[2] for path in known} - {"method", "settings", "data", "model"}:
+    for leaf in {path.rpartition(".")[2] for path in known} - {"method", "settings", *SHORT}:
         meant = [path for path in known if path.rpartition(".")[2] == leaf]
         if len(meant) == 1 or leaf in known:
             full = leaf if leaf in known else meant[0]

@@ -21,6 +21,7 @@ from . import api, comparison
 from .assembly import Assembly
 from .data import short
 from .engines.simulation import Interrupted, Listener
+from .estimates import Estimate
 from .levels import Levels
 from .runs import Run
 from .tuning import Tuned
@@ -43,7 +44,7 @@ err = _console(stderr=True)
 
 def show_comparison(results: api.Results) -> None:
     """The table in the terminal; the same rows as in the report."""
-    from .report import finding, p_text, score_text
+    from .report import finding, metric_name, p_text, score_text
 
     rows = results.rows()
     metric = results.runs[0].summary["metric"]
@@ -51,7 +52,7 @@ def show_comparison(results: api.Results) -> None:
     pairs = {p: t for t in results.tests() for p in ((t.first, t.second), (t.second, t.first))}
     count = len(reference.seeds)
     better = "higher" if results.runs[0].summary["higher_is_better"] else "lower"
-    title = f"Best mean test {metric} over the rounds ({better} is better), {count} seed{'s' if count > 1 else ''}"
+    title = f"Best mean test {metric_name(metric)} over the rounds ({better} is better), {count} seed{'s' if count > 1 else ''}"
     table = Table(Column("method:model", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
     for head in ("mean", "worst\nclient", "±\nclients", "±\nseeds", "last", "validated", "p"):
         table.add_column(head, justify="right", no_wrap=True)
@@ -80,7 +81,7 @@ def show_comparison(results: api.Results) -> None:
 
 def show_joining(runs: list[Run]) -> None:
     """Whether it was worth joining: a table for up to thirty silos, and a sentence."""
-    from .report import estimate_text, gain_text, is_share, joined, joining_words, metric_name
+    from .report import estimate_text, gain_text, is_share, joined, joining_words, metric_name, score_text
 
     found = joined(runs)
     if found is None:
@@ -90,6 +91,12 @@ def show_joining(runs: list[Run]) -> None:
         table = Table("silo", title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
         table.add_column("test\nsamples", justify="right")
         plain = any(silo.common for silo in found.silos)
+
+        def told(score: Estimate | None) -> str:
+            """On a narrow terminal without its interval; the one of the gain is what matters."""
+            narrow = score_text(score.value if score else None, found.metric)
+            return narrow if out.width < 100 else estimate_text(score, found.metric)
+
         for head in ("alone", *(["global"] if plain else []), found.method, "gain"):
             table.add_column(head, justify="right")
         table.add_column("worth joining?", no_wrap=True)
@@ -98,7 +105,7 @@ def show_joining(runs: list[Run]) -> None:
             table.add_row(
                 escape(silo.client),
                 f"{silo.samples:,}",
-                *(estimate_text(score, found.metric).replace(" %", "") for score in scores),
+                *(told(score).replace(" %", "") for score in scores),
                 gain_text(silo.gain, found.metric),
                 f"[{COLOURS[silo.answer]}]{silo.verdict.partition(':')[0]}[/]",
             )

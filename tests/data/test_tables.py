@@ -101,6 +101,12 @@ def test_every_row_is_a_training_validation_or_test_row_of_its_client_once(seed,
         assert len(held) == (max(1, round(validation * rest)) if validation and rest >= 5 else 0)
 
 
+def test_whatever_the_share_a_client_keeps_a_row_to_train_on_and_one_to_test_on():
+    for share in (0.01, 0.99):
+        found = of_numbers(numbered(4), test_fraction=share, validation=0.9)
+        assert [[len(rows) for rows in parts(c)] for c in found.clients] == [[1, 0, 1], [1, 0, 1]]
+
+
 @pytest.mark.parametrize("validation", [0.1, 0.3])
 def test_rows_are_split_as_arrays_are(validation):
     frame = numbered()

@@ -128,7 +128,7 @@ case(
 case(
     "fewer samples than the split needs",
     UNVERIFIED.replace("iid", "practical").replace("--clients 2 ", ""),
-    "too few",
+    "Too few samples of class",
     prepare=mnist(),
 )
 
@@ -464,6 +464,7 @@ case(
     "127.0.0.1",
     "processed.cleveland.data",
     "data/heart-disease",
+    prepare=lambda folder: (folder / "data" / "heart-disease").mkdir(parents=True),  # files are to be put there
 )
 
 

@@ -212,9 +212,9 @@ def _filled(data: Source, groups: Sequence[splitting.Group], dominating: float, 
         inside, own = np.isin(np.arange(data.classes), g.classes), round(dominating * g.test)
         need += g.clients * np.where(inside, own / inside.sum(), (g.test - own) / max(1, (~inside).sum()))
     lacking = np.ceil(need - 1e-6).astype(np.int64) - np.bincount(data.y_test, minlength=data.classes)
+    if (lacking <= 0).all() or (lacking > np.bincount(data.y, minlength=data.classes)).any():
+        return data  # enough, or hopelessly few: the split says so, with the numbers
     moved = [rng.permutation(np.flatnonzero(data.y == c))[:n] for c, n in enumerate(lacking) if n > 0]
-    if not moved:
-        return data
     gone = np.sort(np.concatenate(moved))
     kept = np.setdiff1d(np.arange(len(data.y)), gone)
     return replace(

@@ -121,7 +121,9 @@ def signed_text(value: float, metric: str) -> str:
 
 def difference_text(value: float, metric: str) -> str:
     """A difference of scores as it is printed, without sign: 8.9 points, 0.001."""
-    return f"{100 * abs(value):.1f} points" if is_share(metric) else f"{abs(value):.3g}"
+    if is_share(metric):
+        return f"{100 * abs(value):.1f} points"
+    return f"{abs(value):.3f}" if metric == "auc" else _digits(abs(value), 3)
 
 
 def joined(runs: Sequence[Run]) -> Joining | None:
