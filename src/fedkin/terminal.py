@@ -44,7 +44,7 @@ err = _console(stderr=True)
 
 def show_comparison(results: api.Results) -> None:
     """The table in the terminal; the same rows as in the report."""
-    from .report import finding, metric_name, p_text, score_text
+    from .report import finding, metric_name, p_text, plural, score_text
 
     rows = results.rows()
     metric = results.runs[0].summary["metric"]
@@ -52,7 +52,7 @@ def show_comparison(results: api.Results) -> None:
     pairs = {p: t for t in results.tests() for p in ((t.first, t.second), (t.second, t.first))}
     count = len(reference.seeds)
     better = "higher" if results.runs[0].summary["higher_is_better"] else "lower"
-    title = f"Best mean test {metric_name(metric)} over the rounds ({better} is better), {count} seed{'s' if count > 1 else ''}"
+    title = f"Best mean test {metric_name(metric)} over the rounds ({better} is better), {plural(count, 'seed')}"
     table = Table(Column("method:model", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
     for head in ("mean", "worst\nclient", "±\nclients", "±\nseeds", "last", "validated", "p"):
         table.add_column(head, justify="right", no_wrap=True)
