@@ -193,7 +193,7 @@ def _worth_knowing(config: Config, method: Method, federation: Federation) -> li
     if len(federation) == 1:
         told.append(f"There is one client only, {federation.names[0]!r}: it has nobody to learn from.")
     if federation.task.kind == "classification":
-        single = [c.name for c in federation.clients if len(c.train[1].unique()) == 1]
+        single = [c.name for c in federation.clients if len(set(c.train[1].tolist())) == 1]
         if single:
             told.append(f"{len(single)} of {len(federation)} clients have one class to learn from: {_some(single)}.")
     if config.preset == "paper" and not method.paper(config.data.name, config.data.split):

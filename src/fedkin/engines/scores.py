@@ -87,6 +87,7 @@ class Scores:
         for i, (client, chosen) in enumerate(zip(clients, handed, strict=True)):
             model, preprocessing = models[chosen], a.federation.clients[client].preprocessing
             about = {
+                "version": 1,
                 "client": a.problem.names[client],
                 "method": a.config.method,
                 "chosen": chosen,
