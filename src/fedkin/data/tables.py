@@ -26,7 +26,7 @@ from ..federation import Client, Federation, FederationError, Pair, test_part, v
 from ..preprocessing import Column, Number, Statistics, TablePreprocessing, TableSettings, fitted
 from ..reading import SUFFIXES, Numbers, Table, TableError, joined, read
 from ..task import METRICS, Task
-from .columns import FEW, MOST, Rows, at_most, marks, notes, refuse_gaps, refuse_unknown, understand
+from .columns import FEW, MOST, Rows, marks, notes, refuse_gaps, refuse_unknown, understand
 from .folders import arrays, entries
 
 DEFAULTS: dict[str, Any] = {
@@ -224,7 +224,7 @@ class _Silos:
             Client(c, pair(c, p.train), pair(c, p.test), pair(c, p.validation), preprocessing=fits[c])
             for c, p in parts.items()
         ]
-        told = [*_lonely(train, y, task), *notes(columns, raw.numpy(), train), *unfitted.notes(self.table)]
+        told = [*notes(columns, raw.numpy(), train), *unfitted.notes(self.table)]
         task = replace(task, inputs=(len(unfitted.inputs),))
         return Federation(name, tuple(members), task, notes=tuple(told))
 
@@ -283,23 +283,6 @@ def _medians(numbers: Numbers) -> list[float]:
     """Of (n, k) numbers; 0 where a column is empty."""
     known = [column[~np.isnan(column)] for column in numbers.T]
     return [float(np.median(column)) if len(column) else 0.0 for column in known]
-
-
-def _lonely(train: Mapping[str, Rows], y: Tensor, task: Task) -> list[str]:
-    """Notes on silos that have nobody to learn with, or nothing to tell apart."""
-    told = []
-    if len(train) == 1:
-        told.append(f"There is a single client, {next(iter(train))!r}: it has nobody to learn with.")
-    if task.kind == "classification":
-        classes = {client: set(y[torch.from_numpy(rows)].tolist()) for client, rows in train.items()}
-        told += at_most(
-            [
-                f"Client {client!r} has one class only in its training rows: {task.class_names[own.pop()]!r}."
-                for client, own in classes.items()
-                if len(own) == 1
-            ]
-        )
-    return told
 
 
 # ---- what is learned ----
