@@ -67,3 +67,33 @@ def test_models_train_stacked_on_a_gpu(model, tmp_path):
     run = fedkin.run(settings, federation=federation, method="fedamp", device="cuda", out=tmp_path / "run")
     assert run.summary["execution"]["way"] == "stacked"
     assert run.summary["models"]["cloud"]["last"] is not None
+
+
+def test_augmented_images_are_those_of_the_cpu_and_so_is_what_is_learnt_from_them(tmp_path):
+    images = {}
+    for i in range(3):
+        g = torch.Generator().manual_seed(i)
+        x = torch.rand(20 + i, 3, 12, 12, generator=g, dtype=torch.float64)
+        images[f"silo-{i}"] = (x.numpy(), torch.randint(4, (20 + i,), generator=g).numpy())
+    federation = fedkin.Federation.from_arrays(images, fedkin.Task.classification((3, 12, 12), 4), name="noise")
+    settings = {"model": "mlp", "local": {"epochs": 2, "batch_size": 8}, "rounds": 2, "precision": "float64"}
+    settings |= {"data": {"augment": True}}
+    states = []
+    for device in ("cpu", "cuda"):
+        fedkin.run(settings, federation=federation, device=device, out=tmp_path / device)
+        states.append(load_file(tmp_path / device / "checkpoint" / "state.safetensors"))
+    here, there = (state["server/W"] for state in states)
+    assert (here - there).norm() <= 1e-9 * here.norm()
+    plain = fedkin.run({**settings, "data": {"augment": False}}, federation=federation, out=tmp_path / "plain")
+    other = load_file(plain.path / "checkpoint" / "state.safetensors")["server/W"]
+    assert (here - other).norm() > 1e-3 * here.norm(), "it makes a difference at all"
+
+
+def test_a_grid_trained_in_one_stack_on_a_gpu_is_that_of_the_cpu(tmp_path):
+    settings = {"rounds": 2, "precision": "float64", "data": {"split": "relabelled", "clients": 10}}
+    chosen = []
+    for device in ("cpu", "cuda"):
+        tuned = fedkin.tune(settings, grid={"local.lr": [1e-3, 1e-2]}, device=device, out=tmp_path / device)
+        chosen.append([load_file(t.point.path / "checkpoint" / "state.safetensors") for t in tuned.trials])
+    for here, there in zip(*chosen, strict=True):
+        assert (here["server/W"] - there["server/W"]).norm() <= 1e-9 * here["server/W"].norm()
