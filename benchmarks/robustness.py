@@ -34,6 +34,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--model", help="the data set's own by default; mlp is faster on a CPU")
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", help="where the source tree comes without its history")
     options = parser.parse_args()
     settings: dict[str, object] = {
         "data": {"name": options.data, "split": options.split, "clients": options.clients},
@@ -47,9 +48,9 @@ def main() -> None:
     runs = [run for level in levels.levels for run in level.results.runs]
     record = {
         "command": " ".join(["python", "benchmarks/robustness.py", *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {runs[0].summary['device']}",
         "versions": summary.versions(),
-        "commit": summary.commit(),
+        "commit": options.commit or summary.commit(),
         "settings": settings,
         "seeds": options.seeds,
         "seconds": sum(run.summary["seconds"] for run in {run.path: run for run in runs}.values()),
@@ -57,11 +58,11 @@ def main() -> None:
     }
     target = HERE / "results" / f"robustness-{options.data}.json"
     target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    levels.report()
-    (drawn,) = levels.figures(formats=["png"])
-    (HERE.parent / "docs" / "images" / f"robustness-{options.data}.png").write_bytes(drawn.read_bytes())
     for setting in levels.settings:
         print(f"\n{setting}\n{table(levels, setting)}")
+    (drawn,) = levels.figures(formats=["png"])
+    (HERE.parent / "docs" / "images" / f"robustness-{options.data}.png").write_bytes(drawn.read_bytes())
+    levels.report()
 
 
 def tell(level: str, method: str, seed: int) -> fedkin.Listener:
