@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import hashlib
+import os
 import subprocess
 import sys
 from collections import Counter
@@ -393,7 +394,8 @@ def test_a_run_on_fashion_mnist_can_be_prepared_and_draws_batches():
 def test_fashion_mnist_is_learned_from_the_command_line(tmp_path):
     words = ["run", "--method", "fedamp", "--data", "fmnist", "--clients", "5", "--epochs", "1", "--rounds", "2"]
     command = [sys.executable, "-m", "fedkin", *words, "--device", "cpu", "--out", str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     scores = {name: model["mean"] for name, model in Run(tmp_path / "run").rounds[1]["models"].items()}
     assert scores["personal"] > 0.5, "a tenth is chance, four fifths of a client's samples are of two classes"

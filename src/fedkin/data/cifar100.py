@@ -115,8 +115,8 @@ def _npz(path: Path) -> dict[str, Bytes]:
         with zipfile.ZipFile(path) as stored:
             kept = [name for name in sides if f"{name}.npy" in stored.namelist()]
             arrays = {name: read_array(stored.open(f"{name}.npy"), allow_pickle=False) for name in kept}
-    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError) as error:
-        raise damaged(path, f"cannot be read as arrays ({str(error).rstrip('.')})") from None
+    except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
+        raise damaged(path, "cannot be read as arrays", error) from None
     for name, shape in sides.items():
         if name not in arrays:
             raise damaged(path, f"holds no array {name!r}")
@@ -133,7 +133,7 @@ def _names(path: Path) -> tuple[str, ...]:
             named = {row["fine"]: row["fine_name"] for row in csv.DictReader(stream)}
         return tuple(named[str(c)] for c in range(CLASSES))
     except (KeyError, UnicodeDecodeError, csv.Error, OSError) as error:
-        raise damaged(path, f"does not name classes 0 to {CLASSES - 1} in its column 'fine_name' ({error})") from None
+        raise damaged(path, f"does not name classes 0 to {CLASSES - 1} in its column 'fine_name'", error) from None
 
 
 # ---- the original archive ----
@@ -166,7 +166,7 @@ def _members(path: Path) -> dict[str, dict[str, Any]]:
                 if name in ("train", "test", "meta") and stream is not None:
                     found[name] = pickles.read(stream.read(), path, name)
     except (tarfile.TarError, EOFError, zlib.error, OSError) as error:
-        raise damaged(path, f"cannot be unpacked ({str(error).rstrip('.')})") from None
+        raise damaged(path, "cannot be unpacked", error) from None
     missing = [name for name in ("train", "test", "meta") if name not in found]
     if missing:
         raise damaged(path, f"has no member cifar-100-python/{missing[0]}")

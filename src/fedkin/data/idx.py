@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import math
 import struct
+import textwrap
 import zlib
 from pathlib import Path
 
@@ -48,9 +49,11 @@ def read(path: Path, dimensions: int) -> NDArray[np.uint8]:
     return np.frombuffer(content, np.uint8, offset=start).reshape(shape)
 
 
-def damaged(path: Path, what: str) -> DataError:
+def damaged(path: Path, what: str, cause: Exception | None = None) -> DataError:
     """The error for a file that is not what it should be; `what` continues the sentence after its name."""
-    return DataError(f"{path} {what}. Replace it by a sound copy; data.verify = true tells whether a copy is one.")
+    said = (str(cause).strip().splitlines() or [type(cause).__name__])[0].rstrip(".") if cause is not None else ""
+    reason = f" ({textwrap.shorten(said, 160, placeholder=' ...')})" if said else ""
+    return DataError(f"{path} {what}{reason}. Replace it by a sound copy; data.verify = true tells whether it is one.")
 
 
 def _content(path: Path) -> bytes:
@@ -59,6 +62,6 @@ def _content(path: Path) -> bytes:
         content = path.read_bytes()
         return gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise damaged(path, f"cannot be unpacked ({str(error).rstrip('.')})") from None
+        raise damaged(path, "cannot be unpacked", error) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}.") from None

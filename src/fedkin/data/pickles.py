@@ -25,7 +25,7 @@ def read(content: bytes, path: Path, member: str) -> dict[str, Any]:
     except DataError:
         raise
     except Exception as error:  # a damaged pickle surfaces as any of many exceptions
-        raise damaged(path, f"cannot be read in its member {member} ({type(error).__name__}: {error})") from None
+        raise damaged(path, f"cannot be read in its member {member}", error) from None
     if not isinstance(table, dict):
         raise damaged(path, f"holds no table in its member {member}")
     return {text(key): value for key, value in table.items()}
