@@ -129,6 +129,7 @@ def test_a_damaged_file_is_named_with_its_fault(mnist, fault):
         data.source("mnist", verify=False)
     assert str(raised.value).startswith(str(mnist / name))
     assert "Replace it by a sound copy" in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_files_without_a_sample_are_refused(mnist):
@@ -418,6 +419,10 @@ ARRAYS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "empty": (lambda path: path.write_bytes(b""), "cannot be read as arrays"),
     "a web page": (lambda path: path.write_bytes(b"<html>"), "cannot be read as arrays"),
     "a flipped byte": (lambda path: path.write_bytes(_with_a_flipped_byte(path)), "cannot be read as arrays"),
+    "a header that never ends": (
+        lambda path: path.write_bytes(path.read_bytes().replace(b"(100, 3, 32, 32), }", b"(100, 3, 32, 32  ( ")),
+        "cannot be read as arrays",
+    ),
     "one array alone": (lambda path: _alone(path), "cannot be read as arrays"),
     "no classes": (lambda path: _stored(path, fine=None), "holds no array 'fine'"),
     "objects": (lambda path: _stored(path, fine=np.array([{}] * 100)), "cannot be read as arrays"),
