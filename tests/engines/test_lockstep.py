@@ -298,7 +298,7 @@ class Unsplit(FedAvg):
 
     def train(self, cohort: Any, message: State, memory: State, round: int) -> Any:
         W = cohort.fit(message.w, round)
-        return State({"longest": torch.tensor(float(len(cohort)))}, W=W), State(finetuned=W)
+        return State({"places": torch.arange(float(len(cohort)))}, W=W), State(finetuned=W)
 
 
 class Inherited(FedAvg):
