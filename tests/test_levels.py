@@ -19,7 +19,7 @@ from fedkin.runs import RunError
 
 METHODS = ["fedamp", "fedavg", "separate"]
 LEVELS = {"corruption.labels": [0, 0.5], "participation.dropped": [0, 0.5]}
-TABLE = merge(BASE, {"precision": "float32", "data": {"validation": 0.25}})
+TABLE = merge(BASE, {"precision": "float32", "data": {"validation": 0.25}, "local": {"lr": 0.2}})
 
 
 def federation() -> Federation:
@@ -115,6 +115,7 @@ def test_the_same_call_goes_on_and_other_settings_are_refused(found: fedkin.Leve
 def test_the_picture_has_a_panel_a_setting_and_a_line_a_method_at_the_levels_values(found: fedkin.Levels) -> None:
     drawn = picture(found)
     scores = {(r.setting, r.method, r.value): r.mean for r in found.rows() if r.headline}
+    assert any(r.mean != r.last for r in found.rows() if r.headline)
     seen = {}
     for trace in drawn.data:
         if trace.name:

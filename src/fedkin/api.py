@@ -14,6 +14,7 @@ from . import comparison, data, joining
 from .assembly import Assembly, assemble
 from .config import Config, ConfigError, merge, read_toml, resolve, unknown_key
 from .engines.simulation import Listener, Simulation
+from .errors import FedkinError
 from .federation import Federation
 from .methods import find
 from .runs import Checkpoint, Run, RunError, Writer
@@ -145,7 +146,12 @@ def assembled(
 
 def start(ready: Assembly, path: Path, listener: Listener | None = None) -> Run:
     """Runs what was prepared, in a new folder."""
-    created(ready, path, listener).run()
+    simulation = created(ready, path, listener)
+    try:
+        simulation.run()
+    except FedkinError:  # a method that breaks its contract in the first round, for one
+        simulation.writer.discard()
+        raise
     return Run(path)
 
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from . import statistics
@@ -39,7 +39,7 @@ class Estimate(NamedTuple):
 
 def estimate(metric: Metric, outputs: Tensor, targets: Tensor) -> Estimate:
     """A model's score on a client's samples: outputs (n, ...), targets (n, ...)."""
-    value = _score(metric, outputs, targets)
+    value = score(metric, outputs, targets)
     if not np.isfinite(value):
         return Estimate(value)
     if metric.name == "accuracy":
@@ -53,7 +53,7 @@ def estimate(metric: Metric, outputs: Tensor, targets: Tensor) -> Estimate:
         # Classes share their samples: whatever their correlation, the mean is no less certain than this.
         low, high = np.mean([statistics.auc_interval(*part) for part in parts], axis=0).tolist()
         return Estimate(value, low, high)
-    values = _values(metric, outputs, targets)[:, None]
+    values = values_of(metric, outputs, targets)[:, None]
     low, high = statistics.percentiles(statistics.resampled([values])[:, 0], [values[:, 0]])
     low = max(low, 0.0)
     return Estimate(value, *((low**0.5, high**0.5) if metric.name == "rmse" else (low, high)))
@@ -63,7 +63,7 @@ def gain(metric: Metric, before: Tensor, after: Tensor, targets: Tensor) -> Esti
     """How much better `after` is than `before` on the same samples; positive is better, whichever way the metric
     points."""
     sign = 1 if metric.higher_is_better else -1
-    value = sign * (_score(metric, after, targets) - _score(metric, before, targets))
+    value = sign * (score(metric, after, targets) - score(metric, before, targets))
     if not np.isfinite(value):
         return Estimate(NAN)
     if metric.name in ("accuracy", "balanced_accuracy"):
@@ -76,14 +76,14 @@ def gain(metric: Metric, before: Tensor, after: Tensor, targets: Tensor) -> Esti
             parts.append(((gained - lost) / len(own), *interval))
         return Estimate(value, *statistics.mover(parts))
     if metric.name == "auc":
-        strata = [a - b for a, b in zip(_placements(after, targets), _placements(before, targets), strict=True)]
+        strata = _by_class(torch.from_numpy(placements(after, targets) - placements(before, targets)), targets)
         draws = statistics.resampled([own[:, None] for own in strata])[:, 0] - value
         low, high = statistics.percentiles(draws, strata)
         return Estimate(value, max(low, -1.0), min(high, 1.0))
-    pair = np.stack([_values(metric, outputs, targets) for outputs in (before, after)], axis=1)
+    pair = np.stack([values_of(metric, outputs, targets) for outputs in (before, after)], axis=1)
     draws, slope = statistics.resampled([pair]), np.ones(2)
     if metric.name == "rmse":  # the root of a mean; to first order a mean of these
-        slope = 0.5 / np.sqrt(np.maximum(pair.mean(axis=0), np.finfo(float).tiny))
+        slope = root_slope(pair.mean(axis=0))
         draws = np.sqrt(draws)
     change = sign * np.diff(pair * slope, axis=1)[:, 0]
     return Estimate(value, *statistics.percentiles(sign * np.diff(draws, axis=1)[:, 0], [change]))
@@ -101,13 +101,14 @@ def over_seeds(each: Sequence[Estimate]) -> Estimate:
     )
 
 
-def _score(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+def score(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
+    """In double precision; NaN where there are no samples."""
     if not len(targets):
         return NAN
     return float(torch.as_tensor(metric(outputs.double(), _exact(targets))).mean())
 
 
-def _values(metric: Metric, outputs: Tensor, targets: Tensor) -> Array:
+def values_of(metric: Metric, outputs: Tensor, targets: Tensor) -> Array:
     """(n,) what the metric is the mean of (RMSE: the root of the mean of)."""
     function, power = (squared_error, 2) if metric.name == "rmse" else (metric.function, 1)
     values: Array = function(outputs.double(), _exact(targets)).numpy() * metric.scale**power
@@ -122,9 +123,14 @@ def _by_class(values: Tensor, targets: Tensor) -> list[Array]:
     return [values[targets == c].double().numpy() for c in classes_in(targets)]
 
 
-def _placements(outputs: Tensor, targets: Tensor) -> list[Array]:
-    """For each class present a number for each of its samples; the sum over classes of their means is twice the AUC,
-    and how it varies when samples of a class are drawn anew is how the AUC varies (DeLong)."""
+def root_slope(mean: ArrayLike) -> Array:
+    """How the root of a mean changes with the mean."""
+    return 0.5 / np.sqrt(np.maximum(mean, np.finfo(float).tiny))
+
+
+def placements(outputs: Tensor, targets: Tensor) -> Array:
+    """(n,) a number for each sample; the sum over classes of their means is twice the AUC, and how it varies when
+    samples of a class are drawn anew is how the AUC varies (DeLong)."""
     size = Counter(targets.tolist())
     parts = list(against_the_rest(outputs, targets))
     total = torch.zeros(len(targets), dtype=torch.float64)
@@ -132,4 +138,5 @@ def _placements(outputs: Tensor, targets: Tensor) -> list[Array]:
         total[targets == c] += own
         share = torch.tensor([size[k] / len(rest) for k in targets[targets != c].tolist()], dtype=torch.float64)
         total[targets != c] += rest * share
-    return _by_class(total / len(parts), targets)
+    found: Array = (total / len(parts)).numpy()
+    return found

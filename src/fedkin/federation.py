@@ -38,6 +38,9 @@ class Client:
     """Whether labels of its training data were made wrong on purpose."""
     preprocessing: Preprocessing | None = None
     """How its samples were prepared, to be applied again at prediction."""
+    test_rows: Tensor | None = None
+    """(n_test,) the numbers of its test samples among all of its own, the same whatever the seed: who was tested. None
+    where that has no meaning, as samples are dealt to clients by the seed."""
 
     @property
     def samples(self) -> int:
@@ -133,9 +136,12 @@ class Federation:
                     )
                 rest, held = test_part(len(y), test_fraction, seed, client)
                 parts = [x[rest], y[rest], x[held], y[held]]
+            else:
+                held = torch.arange(len(parts[3]))
             x, x_test = (p if p.is_floating_point() else p.float() for p in parts[::2])
             y, y_test = (_target(p, task) for p in parts[1::2])
-            built.append(Client(client, (x, y), (x_test, y_test), group=(groups or {}).get(client)))
+            group = (groups or {}).get(client)
+            built.append(Client(client, (x, y), (x_test, y_test), group=group, test_rows=held))
         if not built:
             raise FederationError("A federation needs at least one client; none was given.")
         return Federation(name, tuple(built), task if isinstance(task, Task) else _guessed(built))
@@ -352,6 +358,11 @@ def _guessed(clients: Sequence[Client]) -> Task:
 
 def _check(client: Client, task: Task) -> None:
     """Raises a sentence if a client's data cannot be used for the task."""
+    rows, tests = client.test_rows, len(client.test[1])
+    if rows is not None and (rows.shape != (tests,) or rows.is_floating_point() or len(rows.unique()) < tests):
+        raise FederationError(
+            f"Client {client.name!r}: test_rows should be {tests} different whole numbers, one for each test sample."
+        )
     for part, pair in (("training", client.train), ("test", client.test), ("validation", client.validation)):
         if pair is None:
             continue

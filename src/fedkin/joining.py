@@ -2,23 +2,25 @@
 was handed; what the difference is on the same test samples, and whether these are enough to tell.
 
 Compared are the models of the closing exchange, which silos are handed, not those of a best round: nothing here is
-picked on test data. With several seeds a silo's values and both ends of its intervals are averaged; intervals are not
-narrowed, because seeds share the silo's patients. That is conservative.
+picked on test data. With several seeds a silo's values are averaged. Seeds share the silo's patients: where it is known
+which patient a test sample is, intervals are by patient, and the more patients the seeds test together the narrower
+(`patients`); where it is not, as samples are dealt to silos by the seed, both ends are averaged and intervals are not
+narrowed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from . import comparison
+from . import comparison, patients
 from .comparison import ALONE, ORACLE, Run
 from .errors import FedkinError
-from .estimates import Estimate, estimate, gain, over_seeds
+from .estimates import Estimate
 from .outputs import CHOSEN, Outputs
 from .task import METRICS, Metric, metrics_for
 
@@ -35,7 +37,7 @@ class Silo:
 
     client: str
     samples: int
-    """Test samples (the mean over seeds)."""
+    """Different test samples in all seeds; where they have no numbers, the mean over seeds."""
     alone: Estimate
     common: Estimate | None
     """The plain global model's, where `fedavg` is among the runs."""
@@ -73,6 +75,8 @@ class Joining:
     """Why this method, in words."""
     seeds: tuple[int, ...]
     silos: tuple[Silo, ...]
+    by_patient: bool = False
+    """Whether there are several seeds, and it is known which of a silo's samples each tested."""
 
     @property
     def sentence(self) -> str:
@@ -98,29 +102,30 @@ def worth_joining(runs: Sequence[Run], metric: str | None = None) -> Joining:
     seeds = tuple(sorted(set(alone) & set(joint)))
     if not seeds:
         raise JoiningError(f"{method} and {lonely} have no seed in common, so their silos cannot be compared.")
-    plain = {seed: outputs for seed, outputs in _by_seed(members.get(GLOBAL[0], [])).items() if seed in seeds}
-    measure = _metric(runs, joint[seeds[0]], metric)
+    plain = [outputs for seed, outputs in _by_seed(members.get(GLOBAL[0], [])).items() if seed in seeds]
+    first, then = [alone[seed] for seed in seeds], [joint[seed] for seed in seeds]
+    measure = _metric(runs, then[0], metric)
+    clients = _order(members[method][0], then[0])
+    known = _patients_known([*first, *then, *plain], clients)
     silos = []
-    for client in _order(members[method][0], joint[seeds[0]]):
-        own = [(alone[seed].of(client), joint[seed].of(client)) for seed in seeds]
-        for first, second in own:
-            if not torch.equal(first.targets, second.targets):
-                raise JoiningError(f"{lonely} and {method} were not tested on the same samples at {client!r}.")
-        common = [outputs.of(client) for outputs in plain.values() if GLOBAL[1] in outputs.models]
+    for client in clients:
+        before, after, common = (_at(client, each, known) for each in (first, then, plain))
+        if not all(map(_same_samples, before, after)):
+            raise JoiningError(f"{lonely} and {method} were not tested on the same samples at {client!r}.")
+        common = [outputs for outputs in common if GLOBAL[1] in outputs.models]
         silos.append(
             Silo(
                 client=client,
-                samples=round(np.mean([second.counts[0] for _, second in own])),
-                alone=over_seeds([estimate(measure, o.models[CHOSEN], o.targets) for o, _ in own]),
-                common=over_seeds([estimate(measure, o.models[GLOBAL[1]], o.targets) for o in common])
-                if common
-                else None,
-                personal=over_seeds([estimate(measure, o.models[CHOSEN], o.targets) for _, o in own]),
-                gain=over_seeds([gain(measure, a.models[CHOSEN], b.models[CHOSEN], b.targets) for a, b in own]),
-                handed=" or ".join(dict.fromkeys(b.handed[0] for _, b in own)),
+                samples=_tested(after),
+                alone=patients.estimate(measure.name, before, CHOSEN),
+                common=patients.estimate(measure.name, common, GLOBAL[1]) if common else None,
+                personal=patients.estimate(measure.name, after, CHOSEN),
+                gain=patients.gain(measure.name, before, after, CHOSEN),
+                handed=" or ".join(dict.fromkeys(outputs.handed[0] for outputs in after)),
             )
         )
-    return Joining(measure.name, measure.higher_is_better, method, chosen_by, seeds, tuple(silos))
+    by_patient = known and len(seeds) > 1
+    return Joining(measure.name, measure.higher_is_better, method, chosen_by, seeds, tuple(silos), by_patient)
 
 
 @dataclass(frozen=True)
@@ -138,11 +143,13 @@ def scorecard(runs: Sequence[Run]) -> Scorecard:
     members = comparison.by_method(runs)
     method, chosen_by = best_joint(runs) if len(members) > 1 else (next(iter(members)), "")
     found = _by_seed(members[method])
-    fitting = [next(iter(found.values())).metric(name) for name in metrics_for(next(iter(found.values())).kind)]
+    seeds = list(found.values())
+    clients = _order(members[method][0], seeds[0])
+    known = _patients_known(seeds, clients)
     silos = {}
-    for client in _order(members[method][0], next(iter(found.values()))):
-        own = [outputs.of(client) for outputs in found.values()]
-        silos[client] = {m.name: over_seeds([estimate(m, o.models[CHOSEN], o.targets) for o in own]) for m in fitting}
+    for client in clients:
+        own = _at(client, seeds, known)
+        silos[client] = {name: patients.estimate(name, own, CHOSEN) for name in metrics_for(seeds[0].kind)}
     return Scorecard(method, chosen_by, tuple(found), silos)
 
 
@@ -186,6 +193,28 @@ def _by_seed(members: Sequence[Run]) -> dict[int, Outputs]:
             raise JoiningError(f"The run in {run.path} kept no outputs of its models; run it again to compare silos.")
         found[int(run.summary["seed"])] = outputs
     return found
+
+
+def _patients_known(seeds: Sequence[Outputs], clients: Sequence[str]) -> bool:
+    return all(patients.same_patients([outputs.of(client) for outputs in seeds]) for client in clients)
+
+
+def _at(client: str, seeds: Sequence[Outputs], known: bool) -> list[Outputs]:
+    """A silo's outputs in each seed; without the numbers of its patients where those do not tell them apart."""
+    own = [outputs.of(client) for outputs in seeds]
+    return own if known else [replace(outputs, rows=None) for outputs in own]
+
+
+def _same_samples(first: Outputs, second: Outputs) -> bool:
+    if first.rows is not None and second.rows is not None and not torch.equal(first.rows, second.rows):
+        return False
+    return torch.equal(first.targets, second.targets)
+
+
+def _tested(seeds: Sequence[Outputs]) -> int:
+    """Different test samples; where they have no numbers, the mean over seeds."""
+    rows = [outputs.rows for outputs in seeds if outputs.rows is not None]
+    return len(torch.cat(rows).unique()) if rows else round(np.mean([outputs.counts[0] for outputs in seeds]))
 
 
 def _metric(runs: Sequence[Run], outputs: Outputs, name: str | None) -> Metric:

@@ -25,7 +25,8 @@ class Outputs:
     """Test outputs of several clients, one after the other: client i has the next counts[i] rows.
 
     models: {name: (N, ...)}, the handed-out models together under `chosen`; targets: (N, ...), as the models saw them.
-    handed: for each client which of the method's models it was handed.
+    handed: for each client which of the method's models it was handed. rows: (N,) which of its own samples a client was
+    tested on, the same number in every seed (`Client.test_rows`), if that is known.
     """
 
     clients: tuple[str, ...]
@@ -37,6 +38,7 @@ class Outputs:
     target_mean: float = 0.0
     target_scale: float = 1.0
     class_names: tuple[str, ...] = ()
+    rows: Tensor | None = None
 
     def __repr__(self) -> str:
         return f"Outputs({len(self.clients)} clients, {len(self.targets)} test samples, of {', '.join(self.models)})"
@@ -56,6 +58,7 @@ class Outputs:
             handed=(self.handed[i],),
             models={name: outputs[rows] for name, outputs in self.models.items()},
             targets=self.targets[rows],
+            rows=None if self.rows is None else self.rows[rows],
         )
 
     def metric(self, name: str) -> Metric:
@@ -91,7 +94,8 @@ class Outputs:
             "target": {"mean": self.target_mean, "scale": self.target_scale},
             "classes": list(self.class_names),
         }
-        return {"targets": self.targets} | {f"models/{name}": t for name, t in self.models.items()}, about
+        rows = {} if self.rows is None else {"rows": self.rows}
+        return {"targets": self.targets} | rows | {f"models/{name}": t for name, t in self.models.items()}, about
 
     @staticmethod
     def from_file(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Outputs:
@@ -108,6 +112,7 @@ class Outputs:
             target_mean=about["target"]["mean"],
             target_scale=about["target"]["scale"],
             class_names=tuple(about["classes"]),
+            rows=tensors.get("rows"),
         )
 
 

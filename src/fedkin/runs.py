@@ -15,7 +15,7 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -125,8 +125,9 @@ def digest(config: Config) -> str:
 class Writer:
     """Writes one run folder."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, path: Path, made: Sequence[Path] = ()) -> None:
+        self.path, self.made = path, made
+        """The run's folder, and those that were made for it, the innermost first."""
 
     @staticmethod
     def create(path: Path, config: Config) -> Writer:
@@ -134,17 +135,26 @@ class Writer:
         taken = _taken(path)
         if taken:
             raise RunError(f"{path} {taken}; choose another folder with --out, or remove it.")
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise RunError(f"The folder {path} cannot be made: {error.strerror}. Choose another with --out.") from None
+        writer = Writer(path, made)
         try:
             replace_file(path / "config.toml", to_toml(config.model_dump(mode="json")).encode())
         except RunError as error:
-            with suppress(OSError):
-                path.rmdir()
+            writer.discard()
             raise RunError(str(error).partition(". ")[0] + "; choose another folder with --out.") from None
-        return Writer(path)
+        return writer
+
+    def discard(self) -> None:
+        """A new run that came to nothing before its first round ended leaves nothing behind."""
+        if not (self.path / "rounds.jsonl").exists():
+            (self.path / "config.toml").unlink(missing_ok=True)
+            with suppress(OSError):  # something else has come into the folder
+                for folder in self.made:
+                    folder.rmdir()
 
     @property
     def checkpoint(self) -> Path:

@@ -136,7 +136,7 @@ def interval(values: ArrayLike, level: float = 0.95) -> tuple[float, float] | No
     return float(sample.mean() - half), float(sample.mean() + half)
 
 
-def accuracy_interval(correct: int, n: int, level: float = 0.95) -> tuple[float, float]:
+def accuracy_interval(correct: float, n: float, level: float = 0.95) -> tuple[float, float]:
     """Wilson's interval for an accuracy of `correct` out of `n` samples; sound near 0, near 1 and for few samples."""
     if not 0 <= correct <= n or n == 0:
         raise ValueError(f"An accuracy needs 0 <= correct <= n and n > 0; here correct = {correct} and n = {n}.")
@@ -162,7 +162,7 @@ def mover(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
     return float((value.sum() - down) / len(value)), float((value.sum() + up) / len(value))
 
 
-def auc_interval(auc: float, positives: int, negatives: int, level: float = 0.95) -> tuple[float, float]:
+def auc_interval(auc: float, positives: float, negatives: float, level: float = 0.95) -> tuple[float, float]:
     """Newcombe's interval for an AUC (2006, method 5): all values that lie no further from it than their own standard
     error (Hanley and McNeil's) allows, as Wilson's does for a share; sound for a handful of positives and at 1."""
     z = float(stats.norm.ppf(0.5 + level / 2))
@@ -187,6 +187,28 @@ def paired_interval(gained: int, lost: int, n: int, level: float = 0.95) -> tupl
     half = float(stats.norm.ppf(0.5 + level / 2)) * np.sqrt((more + less - (more - less) ** 2) / size)
     estimate = (gained - lost) / n
     return max(-1.0, min(estimate, float(more - less - half))), min(1.0, max(estimate, float(more - less + half)))
+
+
+def clustered_interval(
+    differences: Sequence[NDArray[np.float64]], patients: Sequence[NDArray[np.int64]], level: float = 0.95
+) -> tuple[float, float]:
+    """`paired_interval` for the mean over seeds of a seed's mean difference, where seeds share patients.
+
+    differences: for each seed (n,) of 1 (gained), 0 and -1 (lost); patients: for each seed (n,) who was tested. A
+    patient's differences in all seeds vary together. The two who are made up are tested as often as one is on average:
+    a part of each in every seed. With one seed it is `paired_interval`.
+    """
+    count = np.unique(np.concatenate(patients)).size
+    often = sum(len(own) for own in patients) / (len(patients) * count)
+    centre = float(np.mean([own.sum() / (len(own) + 2 * often) for own in differences]))
+    total, made_up = np.zeros(max(int(own.max()) for own in patients) + 1), np.zeros(2)
+    for own, tested in zip(differences, patients, strict=True):
+        share = 1 / (len(patients) * (len(own) + 2 * often))
+        total += np.bincount(tested, (own - centre) * share, len(total))
+        made_up += often * (np.array([1, -1]) - centre) * share
+    half = float(stats.norm.ppf(0.5 + level / 2)) * np.sqrt((total**2).sum() + (made_up**2).sum())
+    estimate = float(np.mean([own.mean() for own in differences]))
+    return max(-1.0, min(estimate, float(centre - half))), min(1.0, max(estimate, float(centre + half)))
 
 
 RESAMPLES = 2000
@@ -218,11 +240,25 @@ def percentiles(draws: NDArray[np.float64], values: Sequence[ArrayLike], level: 
     if sizes.min() < 2:
         return float("nan"), float("nan")
     squared = np.array([np.var(np.asarray(stratum), ddof=1) for stratum in values]) / sizes
+    return widened(draws, squared, sizes - 1, float((squared * (sizes - 1) / sizes).sum()), level)
+
+
+def widened(
+    draws: NDArray[np.float64],
+    squared: NDArray[np.float64],
+    freedom: NDArray[np.float64],
+    drawn: float,
+    level: float = 0.95,
+) -> tuple[float, float]:
+    """Percentiles of draws (resamples,), moved outwards to what they should spread by Student's t.
+
+    squared: (strata,) the squared standard errors, whose sum the draws should have for their variance; freedom:
+    (strata,) degrees of freedom of each; drawn: the variance that draws have instead.
+    """
     if not squared.sum() > 0:
         return (float(draws[0]),) * 2
-    freedom = squared.sum() ** 2 / (squared**2 / (sizes - 1)).sum()
-    narrow = np.sqrt(squared.sum() / (squared * (sizes - 1) / sizes).sum())
-    t = stats.t.ppf(0.5 + level / 2, freedom)
+    narrow = max(1.0, np.sqrt(squared.sum() / max(drawn, np.finfo(float).tiny)))
+    t = stats.t.ppf(0.5 + level / 2, squared.sum() ** 2 / (squared**2 / freedom).sum())
     tail = stats.norm.cdf(-narrow * t)
     if tail < 1 / len(draws):
         half = t * np.sqrt(squared.sum())

@@ -61,16 +61,25 @@ def auc(outputs: Tensor, targets: Tensor) -> Tensor:
 def against_the_rest(outputs: Tensor, targets: Tensor) -> Iterator[tuple[int, Tensor, Tensor]]:
     """For each class that `auc` is a mean over: (class, for each of its samples the share of the other samples that lie
     below, for each other sample the share of the class that lies above): DeLong's placement values."""
-    present = classes_in(targets)
-    if len(present) < 2:
-        return
-    for c in [1] if outputs.shape[1] == 2 else present:
-        # Log odds have the order of probabilities, but do not run together at 0 and 1 as those do in floating point;
-        # summed in order of size, so that ties are ties.
-        others = outputs.double()[:, torch.arange(outputs.shape[1]) != c] - outputs.double()[:, [c]]
-        odds = -others.sort(1).values.logsumexp(1)
+    for c in told_apart(outputs, targets):
+        odds = log_odds(outputs, c)
         own, rest = odds[targets == c], odds[targets != c]
         yield c, _share_below(own, rest), 1 - _share_below(rest, own)
+
+
+def told_apart(outputs: Tensor, targets: Tensor) -> list[int]:
+    """The classes that `auc` is a mean over: class 1 of two, else those present; none where there is but one."""
+    present = classes_in(targets)
+    if len(present) < 2:
+        return []
+    return [1] if outputs.shape[1] == 2 else present
+
+
+def log_odds(outputs: Tensor, c: int) -> Tensor:
+    """(n,) of class c. They have the order of probabilities, but do not run together at 0 and 1 as those do in floating
+    point; summed in order of size, so that ties are ties."""
+    others = outputs.double()[:, torch.arange(outputs.shape[1]) != c] - outputs.double()[:, [c]]
+    return -others.sort(1).values.logsumexp(1)
 
 
 def _share_below(values: Tensor, reference: Tensor) -> Tensor:

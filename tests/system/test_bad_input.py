@@ -387,7 +387,9 @@ own("a data set that is a number", "--data mine:number", "mine:number", "Federat
 own("a data set's name that is not there", "--data mine:nothing", "mine:nothing")
 own("a model with too many outputs", "--model mine:narrow", "(2, 10)", "(2, 11)")
 own("a model that cannot read the data", "--model mine:deaf", "(64,)")
-own("a method that returns one row for all", "--method mine:Wrong", "model 'global'", "a row of weights for each client")
+own(
+    "a method that returns one row for all", "--method mine:Wrong", "model 'global'", "a row of weights for each client"
+)
 own("a method that uploads for one client only", "--method mine:Short", "train (upload)", "20 clients")
 
 
@@ -511,7 +513,12 @@ def test_there_are_many_ways_to_be_wrong():
 
 @pytest.mark.parametrize(
     "name",
-    ["no data folder", "text where numbers belong", "a truncated Parquet file", "a method that returns one row for all"],
+    [
+        "no data folder",
+        "text where numbers belong",
+        "a truncated Parquet file",
+        "a method that returns one row for all",
+    ],
 )
 def test_the_real_command_answers_alike(name, folder):
     wrong = CASES[name]

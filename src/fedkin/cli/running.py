@@ -215,7 +215,7 @@ def _progress(total: int) -> Iterator[Callable[[str], Listener]]:
     """Listeners for so many runs, which show how far they are: a bar on a terminal, elsewhere a line a run."""
     with interruptible() as stop, bar() as progress:
         task = progress.add_task("comparing", total=total, note="") if progress else None
-        done = 0
+        done, heard = 0, set[str]()
 
         def told(label: str) -> Listener:
             nonlocal done
@@ -230,7 +230,9 @@ def _progress(total: int) -> Iterator[Callable[[str], Listener]]:
                     progress.update(task, note=f"{label}, round {record['round']}")
 
             def on_warning(sentence: str) -> None:
-                err.print(f"{label}: {sentence}", highlight=False)
+                if sentence not in heard:  # methods and seeds have much in common
+                    heard.add(sentence)
+                    err.print(f"{label}: {sentence}", highlight=False)
 
             return Listener(on_round=on_round, on_warning=on_warning, stop=stop)
 

@@ -165,7 +165,12 @@ def load(
                 for x, y in (train, test)
             )
         named = own_names[i] if own_names else f"silo-{i:0{width}d}"
-        members.append(Client(named, train, test, group=share.group, preprocessing=data.preprocessing))
+        tested = None
+        if split == "natural":  # its samples are the same whatever the seed
+            tested = torch.from_numpy(np.searchsorted(np.union1d(share.train, share.test), share.test))
+        members.append(
+            Client(named, train, test, group=share.group, preprocessing=data.preprocessing, test_rows=tested)
+        )
     # Relabelled, a number means another class in every group.
     task = Task.classification(
         tuple(members[0].train[0].shape[1:]), data.classes, () if split == "relabelled" else data.class_names

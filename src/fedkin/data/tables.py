@@ -221,7 +221,14 @@ class _Silos:
             return fits[client].module()(raw[at]), y[at]
 
         members = [
-            Client(c, pair(c, p.train), pair(c, p.test), pair(c, p.validation), preprocessing=fits[c])
+            Client(
+                c,
+                pair(c, p.train),
+                pair(c, p.test),
+                pair(c, p.validation),
+                preprocessing=fits[c],
+                test_rows=torch.from_numpy(np.searchsorted(np.flatnonzero(self.owners == c), p.test)),
+            )
             for c, p in parts.items()
         ]
         told = [*notes(columns, raw.numpy(), train), *unfitted.notes(self.table)]

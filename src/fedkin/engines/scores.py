@@ -115,6 +115,8 @@ class Scores:
             kept = {name: found.get(name) or answers(model) for name, model in models.items()}
         else:
             kept = {headline: found[headline], CHOSEN: [found[name][i] for i, name in enumerate(handed)]}
+        tested = [a.federation.clients[client].test_rows for client in clients]
+        rows = [own for own in tested if own is not None]
         y = torch.cat([samples.y[start : start + n] for start, n in zip(samples.starts, counts, strict=True)]).cpu()
         return Outputs(
             clients=tuple(a.problem.names[c] for c in clients),
@@ -126,6 +128,7 @@ class Scores:
             target_mean=task.target_mean,
             target_scale=task.target_scale,
             class_names=task.class_names,
+            rows=torch.cat(rows).long() if len(rows) == len(clients) else None,
         )
 
 

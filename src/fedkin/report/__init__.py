@@ -136,12 +136,18 @@ def joined(runs: Sequence[Run]) -> Joining | None:
 
 def joining_words(found: Joining) -> str:
     """What the table of silos shows, in sentences."""
-    seeds = (
-        f" Values and intervals are means over {len(found.seeds)} seeds; these share the silo’s data, so the intervals "
-        "are not narrowed."
-        if len(found.seeds) > 1
-        else ""
-    )
+    seeds = ""
+    if found.by_patient:
+        tested = sum(silo.samples for silo in found.silos)
+        seeds = (
+            f" Values are means over {len(found.seeds)} seeds, which together test {tested:,} of the silos’ samples; one "
+            "tested in several seeds counts once."
+        )
+    elif len(found.seeds) > 1:
+        seeds = (
+            f" Values and intervals are means over {len(found.seeds)} seeds; these share the silo’s data, so the "
+            "intervals are not narrowed."
+        )
     turned = "" if found.higher_is_better else " A lower value is better; a gain is told as a positive number."
     unit = ", in points," if is_share(found.metric) else ""
     return (

@@ -71,7 +71,11 @@ def _panels(tuned: Tuned) -> go.Figure:
             y=best,
             mode="lines+markers",
             line={"color": "#0072B2", "width": 2.5},
-            marker={"size": [13 if c else 8 for c in chosen], "color": ["#D55E00" if c else "#0072B2" for c in chosen]},
+            marker={
+                "opacity": 1,
+                "size": [13 if c else 8 for c in chosen],
+                "color": ["#D55E00" if c else "#0072B2" for c in chosen],
+            },
             showlegend=False,
             row=1,
             col=i,
