@@ -269,3 +269,25 @@ def test_counts_are_a_regression_when_asked_for():
 def test_a_client_with_one_sample_cannot_be_cut_in_two():
     with pytest.raises(FederationError, match="'ward' has one sample"):
         Federation.from_arrays({"ward": (np.zeros((1, 1)), np.array([0]))})
+
+
+# ---- who was tested ----
+
+
+def test_numbers_of_test_samples_name_the_same_sample_in_every_seed():
+    x, y = numbered(40)
+    for seed in range(4):
+        (found,) = Federation.from_arrays({"a": (x, y)}, seed=seed).with_validation(0.2, seed).clients
+        assert found.test_rows is not None
+        assert found.test_rows.tolist() == inputs(found.test), "an input is its sample's number"
+
+
+def test_given_test_samples_are_numbered_as_given():
+    (found,) = Federation.from_arrays({"a": (*numbered(8), *numbered(5, 100))}).clients
+    assert found.test_rows is not None and found.test_rows.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("rows", [[0, 1, 2], [0, 1, 2, 2], [0.0, 1.0, 2.0, 3.0], [[0, 1, 2, 3]]])
+def test_numbers_that_cannot_tell_test_samples_apart_are_refused(rows):
+    with pytest.raises(FederationError, match="'a': test_rows should be 4 different whole numbers"):
+        Federation("numbers", (client("a", 3, test_rows=torch.tensor(rows)),), TASK)

@@ -17,6 +17,7 @@ from fedkin.errors import FedkinError
 from fedkin.estimates import Estimate
 from fedkin.joining import Joining, JoiningError, Silo, best_joint, scorecard, worth_joining
 from fedkin.outputs import Outputs
+from fedkin.report import joining_words
 from fedkin.terminal import show_joining
 
 HEADLINE = {"separate": "personal", "fedavg": "global", "fedamp": "cloud", "groups": "cloud"}
@@ -35,6 +36,7 @@ class Made:
     settings: dict[str, Any] = field(default_factory=dict)
     path: Path = Path("made")
     recorded: Sequence[int] = ()
+    rows: dict[str, Sequence[int]] | None = None
 
     @property
     def summary(self) -> dict[str, Any]:
@@ -66,7 +68,10 @@ class Made:
         outputs, y = torch.cat([o for o, _ in parts]), torch.cat([y for _, y in parts])
         model = HEADLINE[self.method]
         counts, handed = tuple(len(y) for _, y in parts), (model,) * len(parts)
-        found = Outputs(tuple(self.right), counts, handed, {"chosen": outputs, model: outputs}, y, "classification")
+        models, rows = {"chosen": outputs, model: outputs}, None
+        if self.rows is not None:
+            rows = torch.tensor([row for own in self.rows.values() for row in own])
+        found = Outputs(tuple(self.right), counts, handed, models, y, "classification", rows=rows)
         return found if client is None else found.of(client)
 
 
@@ -208,6 +213,77 @@ def test_only_shared_seeds_count_and_order_of_clients_does_not() -> None:
         worth_joining([Made("separate", ALONE, 3), Made("fedamp", JOINED)])
 
 
+# ---- seeds that know their patients ----
+
+
+def two_seeds(gap: int = 40, **more: Any) -> list[Made]:
+    """Both methods with two seeds; the second's patients are numbered from `gap` on."""
+    runs = []
+    for method, right in (("separate", ALONE), ("fedamp", JOINED)):
+        for seed in range(2):
+            numbers = {client: range(seed * gap, seed * gap + len(own)) for client, own in right.items()}
+            runs.append(Made(method, right, seed, rows=numbers, **more))
+    return runs
+
+
+def test_new_patients_narrow_intervals_and_the_same_ones_do_not() -> None:
+    once = worth_joining([Made("separate", ALONE), Made("fedamp", JOINED)])
+    same, new = worth_joining(two_seeds(0)), worth_joining(two_seeds(40))
+    assert same.by_patient and new.by_patient and not once.by_patient
+    for one, two, four in zip(once.silos, same.silos, new.silos, strict=True):
+        assert (two.samples, four.samples) == (one.samples, 2 * one.samples)
+        for part in ("alone", "personal", "gain"):
+            single, again, more = (getattr(silo, part) for silo in (one, two, four))
+            assert again == pytest.approx(single)
+            assert more.value == pytest.approx(single.value)
+            # As if there were twice as many: by the root of 2, and by 2 where all that varies is who is made up.
+            assert 0.5 <= (more.high - more.low) / (single.high - single.low) <= 0.75
+    half = worth_joining(two_seeds(20)).silos[1]
+    assert half.samples == 60 and half.gain.low > same.silos[1].gain.low
+
+
+def test_one_seed_is_the_same_with_numbers_and_without() -> None:
+    bare = [Made("separate", ALONE), Made("fedamp", JOINED)]
+    for metric in ("accuracy", "balanced_accuracy", "auc", "log_loss"):
+        assert worth_joining(two_seeds()[::2], metric) == worth_joining(bare, metric)
+
+
+def test_where_numbers_are_not_patients_seeds_are_averaged() -> None:
+    """Without numbers in one run, or with a number that has two targets, as if samples were dealt by the seed."""
+    bare = two_seeds()
+    for run in bare:
+        run.rows = None
+    expected = worth_joining(bare)
+    partly = two_seeds()
+    partly[3].rows = None
+    for runs in (partly, two_seeds(1)):  # moved by one, a patient of class 0 is one of class 1
+        assert worth_joining(runs) == expected
+        assert scorecard(runs).silos == scorecard(bare).silos
+
+
+def test_other_patients_in_the_same_seed_are_not_the_same_samples() -> None:
+    runs = two_seeds()
+    runs[2].rows = {client: [row + 100 for row in own] for client, own in (runs[2].rows or {}).items()}
+    with pytest.raises(JoiningError, match="separate and fedamp were not tested on the same samples at 'east'"):
+        worth_joining(runs)
+
+
+def test_the_scorecard_is_by_patient_too() -> None:
+    runs = two_seeds(20)
+    for metric in ("accuracy", "auc", "log_loss"):
+        for silo in worth_joining(runs, metric).silos:
+            assert scorecard(runs).silos[silo.client][metric] == silo.personal
+
+
+def test_the_words_say_how_seeds_were_put_together() -> None:
+    said = joining_words(worth_joining(two_seeds(20)))  # 3 × (40 + 20) + (31 + 20)
+    assert "2 seeds, which together test 231 of the silos’ samples; one tested in several seeds counts once." in said
+    assert "these share the silo’s data, so the intervals are not narrowed" in joining_words(
+        worth_joining([Made(m, r, seed) for m, r in (("separate", ALONE), ("fedamp", JOINED)) for seed in (0, 1)])
+    )
+    assert "seeds" not in joining_words(worth_joining([Made("separate", ALONE), Made("fedamp", JOINED)]))
+
+
 # ---- what cannot be answered ----
 
 
@@ -284,3 +360,23 @@ def test_a_comparison_on_digits_answers_for_each_silo(tmp_path: Path) -> None:
         assert silo.gain.value == pytest.approx(silo.personal.value - silo.alone.value)
         assert silo.gain.low <= silo.gain.value <= silo.gain.high
     assert results.worth_joining("balanced_accuracy").metric == "balanced_accuracy"
+
+
+def test_seeds_of_a_table_know_their_patients_and_those_of_dealt_data_do_not(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = ["clinic,age,ill"]
+    for clinic, n in (("north", 40), ("south", 30)):
+        age = rng.integers(20, 90, n)
+        lines += [f"{clinic},{a},{'yes' if a + rng.normal(0, 20) > 55 else 'no'}" for a in age]
+    (tmp_path / "patients.csv").write_text("\n".join(lines) + "\n")
+    settings = {"rounds": 1, "data": {"name": str(tmp_path / "patients.csv")}}
+    table = {"table": {"client": "clinic", "target": "ill"}}
+    methods, seeds = ["separate", "fedavg"], [0, 1, 2]
+    results = fedkin.compare(settings | table, methods=methods, seeds=seeds, out=tmp_path / "table")
+    found = results.worth_joining()
+    assert found.by_patient and found.seeds == (0, 1, 2)
+    for silo, most in zip(found.silos, (40, 30), strict=True):
+        assert round(most / 4) < silo.samples <= 3 * round(most / 4)
+    dealt = {"rounds": 1, "data": {"name": "digits", "clients": 5}, "local": {"epochs": 1}}
+    found = fedkin.compare(dealt, methods=methods, seeds=seeds, out=tmp_path / "digits").worth_joining()
+    assert not found.by_patient

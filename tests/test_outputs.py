@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -177,6 +178,31 @@ def test_the_file_says_what_it_holds(digits: Run) -> None:
     assert about["clients"] == digits.summary["clients"]
     assert about["kind"] == "classification" and about["target"] == {"mean": 0.0, "scale": 1.0}
     assert len(about["counts"]) == len(about["chosen"]) == 5
+
+
+def test_the_file_says_who_was_tested_if_that_is_known(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    silos = {name: (rng.normal(size=(n, 4)).astype(np.float32), np.arange(n) % 2) for name, n in (("a", 30), ("b", 40))}
+    federation = Federation.from_arrays(silos)
+    run = fedkin.run(SETTINGS, method="fedavg", federation=federation, out=tmp_path / "run")
+    for client in federation.clients:
+        found = run.outputs(client.name)
+        assert found is not None and found.rows is not None and client.test_rows is not None
+        assert found.rows.tolist() == client.test_rows.tolist()
+        assert found.targets.tolist() == silos[client.name][1][found.rows].tolist()
+    with safe_open(run.path / "outputs.safetensors", "pt") as file:
+        assert "rows" in file.keys()  # noqa: SIM118
+
+
+def test_a_file_from_before_there_were_numbers_is_read(digits: Run) -> None:
+    found = digits.outputs()
+    assert found is not None and found.rows is None and found.of("silo-00").rows is None
+    numbered = replace(found, rows=torch.arange(len(found.targets)))
+    assert torch.equal(numbered.of(found.clients[1]).rows[:1], torch.tensor([found.counts[0]]))
+    tensors, about = numbered.to_file()
+    again = Outputs.from_file(tensors, about)
+    assert again.rows is not None and torch.equal(again.rows, torch.arange(len(found.targets)))
+    assert Outputs.from_file({k: t for k, t in tensors.items() if k != "rows"}, about).rows is None
 
 
 def test_runs_from_before_there_were_outputs_are_read(digits: Run, tmp_path: Path) -> None:

@@ -359,7 +359,7 @@ def _guessed(clients: Sequence[Client]) -> Task:
 def _check(client: Client, task: Task) -> None:
     """Raises a sentence if a client's data cannot be used for the task."""
     rows, tests = client.test_rows, len(client.test[1])
-    if rows is not None and (rows.shape != (tests,) or rows.is_floating_point() or len(rows.unique()) < tests):
+    if rows is not None and (rows.shape != (tests,) or rows.is_floating_point() or len(set(rows.tolist())) < tests):
         raise FederationError(
             f"Client {client.name!r}: test_rows should be {tests} different whole numbers, one for each test sample."
         )

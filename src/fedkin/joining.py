@@ -214,7 +214,7 @@ def _same_samples(first: Outputs, second: Outputs) -> bool:
 def _tested(seeds: Sequence[Outputs]) -> int:
     """Different test samples; where they have no numbers, the mean over seeds."""
     rows = [outputs.rows for outputs in seeds if outputs.rows is not None]
-    return len(torch.cat(rows).unique()) if rows else round(np.mean([outputs.counts[0] for outputs in seeds]))
+    return len(set(torch.cat(rows).tolist())) if rows else round(np.mean([outputs.counts[0] for outputs in seeds]))
 
 
 def _metric(runs: Sequence[Run], outputs: Outputs, name: str | None) -> Metric:

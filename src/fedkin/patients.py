@@ -132,8 +132,7 @@ def _shares(patients: Sequence[Places]) -> Array:
     """For each patient that is tested: the share in the mean over seeds of a seed's mean. They sum to 1."""
     share = np.concatenate([np.full(len(own), 1 / (len(own) * len(patients))) for own in patients])
     total = np.bincount(np.concatenate(patients), share)
-    found: Array = total[total > 0]
-    return found
+    return np.asarray(total[total > 0], dtype=np.float64)
 
 
 def _worth(patients: Sequence[Places]) -> float:

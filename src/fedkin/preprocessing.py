@@ -97,7 +97,7 @@ class Pixels:
 
 
 class _Pixels(nn.Module):
-    """(n, *shape) pixels of any type -> (n, *shape) float32."""
+    """(n, *shape) pixels of any type -> (n, *shape) float32; rounded once, at the end."""
 
     mean: Tensor
     std: Tensor
@@ -106,11 +106,11 @@ class _Pixels(nn.Module):
         super().__init__()
         self.divide = pixels.divide
         width = (-1,) + (1,) * (len(pixels.shape) - 1) if len(pixels.shape) > 1 else (-1,)
-        self.register_buffer("mean", torch.tensor(pixels.mean, dtype=torch.float32).view(width))
-        self.register_buffer("std", torch.tensor(pixels.std, dtype=torch.float32).view(width))
+        self.register_buffer("mean", torch.tensor(pixels.mean, dtype=torch.float64).view(width))
+        self.register_buffer("std", torch.tensor(pixels.std, dtype=torch.float64).view(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return (x.float() / self.divide - self.mean) / self.std
+        return ((x.double() / self.divide - self.mean) / self.std).float()
 
 
 # ---- tables ----

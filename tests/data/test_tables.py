@@ -123,6 +123,27 @@ def test_the_rows_kept_for_validation_are_not_cut_again_by_a_run():
         assert [parts(c) for c in ready.federation.clients] == [parts(c) for c in given.clients]
 
 
+def test_numbers_of_test_rows_name_the_same_patient_in_every_seed():
+    """A column of numbers, left as they are, says which patient a row is."""
+    frame = FRAME.assign(patient=np.arange(len(FRAME)) * 7.5)
+    own = {clinic: rows["patient"].tolist() for clinic, rows in frame.groupby("clinic")}
+    tested = {clinic: set() for clinic in own}
+    for seed in range(3):
+        for client in federation(frame, seed=seed, scale="none").clients:
+            place = client.preprocessing.inputs.index("patient")
+            assert [own[client.name][row] for row in client.test_rows] == client.test[0][:, place].tolist()
+            tested[client.name] |= set(client.test_rows.tolist())
+    assert all(len(rows) > SIZES[clinic] // 4 + 1 for clinic, rows in tested.items()), "seeds test different patients"
+
+
+def test_given_test_rows_have_the_same_numbers_in_every_seed():
+    train, test = FRAME.iloc[:60], FRAME.iloc[60:]
+    first, second = (federation(train, test=test, seed=seed).clients for seed in (0, 1))
+    for one, other in zip(first, second, strict=True):
+        assert one.name == other.name and torch.equal(one.test_rows, other.test_rows)
+        assert torch.equal(one.test[1], other.test[1])
+
+
 def test_given_test_rows_are_the_test_rows():
     frame = numbered()
     found = of_numbers(frame[:16], test=frame[16:])
@@ -894,6 +915,17 @@ def test_a_users_own_source_is_dealt_as_ours_are(module):
     module.DEFAULTS = {"rounds": 7, "data": {"split": "iid"}}  # type: ignore[attr-defined]
     assert resolve({"data": "my_data:source"}).rounds == 7
     assert len(data.load("my_data:source")) == 4
+
+
+def test_a_natural_split_numbers_samples_as_their_owner_has_them_and_dealing_does_not(module):
+    owners = np.array(["a", "b", "c", "b"] * 10)
+    module.samples = pool(owners)
+    for seed in (0, 1):
+        for client in data.load(f"{module.__name__}:samples", "natural", seed=seed).clients:
+            own = module.samples.x[torch.from_numpy(owners == client.name)]
+            assert client.test_rows is not None and torch.equal(own[client.test_rows], client.test[0])
+    for client in data.load(f"{module.__name__}:samples", "iid").clients:
+        assert client.test_rows is None  # silo-00 of another seed has other samples
 
 
 def test_what_is_no_data_set_is_refused(module):

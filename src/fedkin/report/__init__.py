@@ -140,8 +140,8 @@ def joining_words(found: Joining) -> str:
     if found.by_patient:
         tested = sum(silo.samples for silo in found.silos)
         seeds = (
-            f" Values are means over {len(found.seeds)} seeds, which together test {tested:,} of the silos’ samples; one "
-            "tested in several seeds counts once."
+            f" Values are means over {len(found.seeds)} seeds, which together test {tested:,} of the silos’ samples; "
+            "one tested in several seeds counts once."
         )
     elif len(found.seeds) > 1:
         seeds = (
