@@ -24,10 +24,10 @@ lint: $(READY)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m 'not slow'
+	$(BIN)/python -m pytest -n 2 -m 'not slow'
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m slow
+	$(BIN)/python -m pytest -n 2 -m slow
 
 # Digits, both splits, all methods, five seeds: the tables of docs/when-collaboration-pays.md.
 benchmark: $(READY)
