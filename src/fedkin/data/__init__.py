@@ -154,6 +154,8 @@ def load(
         )
     width = max(2, len(str(len(shares) - 1)))
     x_test, y_test = (data.x, data.y) if data.x_test is None or data.y_test is None else (data.x_test, data.y_test)
+    if split == "natural":  # owners are those of the one pool, of which every client's own test part is cut
+        x_test, y_test = data.x, data.y
     prepared = nn.Identity() if data.preprocessing is None else data.preprocessing.module()
     members = []
     for i, share in enumerate(shares):
