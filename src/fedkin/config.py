@@ -151,8 +151,8 @@ def resolve(raw: Mapping[str, Any]) -> Config:
     merged: dict[str, Any] = {}
     for layer in [*layers, raw]:
         merged = merge(merged, layer)
-    if "name" in raw.get("model", {}) and "settings" not in raw["model"]:
-        merged["model"] = {"name": raw["model"]["name"]}  # another model does not take the data set's model's settings
+    if "name" in raw.get("model", {}):
+        merged["model"] = raw["model"]  # another model does not take the data set's model's settings
     try:
         merged["settings"] = _validated(method, merged.get("settings", {}), "settings").model_dump(mode="json")
     except ConfigError as error:

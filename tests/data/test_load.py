@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
+
+import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_digits
 
 from fedkin import data
 from fedkin.data import UnknownData, load
+from fedkin.data.source import Source
 from fedkin.errors import FedkinError
 from fedkin.federation import Client, Federation
 
@@ -140,3 +143,16 @@ def test_pixels_have_about_mean_zero_and_deviation_one():
     x = torch.cat([c.train[0] for c in load("digits", "iid").clients])
     assert abs(float(x.mean())) < 0.05
     assert abs(float(x.std()) - 1) < 0.05
+
+
+def test_owners_are_of_the_one_pool_even_where_there_is_a_test_pool(monkeypatch):
+    pool = torch.arange(20, dtype=torch.float32)[:, None]
+    elsewhere = Source(
+        "mine", pool, torch.arange(20) % 2, classes=2, clients=2, x_test=-pool[:3], y_test=torch.arange(3) % 2,
+        owners=np.array(["a"] * 12 + ["b"] * 8),
+    )  # fmt: skip
+    monkeypatch.setattr(data.own, "make", lambda name, settings: elsewhere)
+    federation = load("mine:load", "natural")
+    for client in federation.clients:
+        own = torch.cat([client.train[0], client.test[0]]).flatten().sort().values
+        assert own.tolist() == (list(range(12)) if client.name == "a" else list(range(12, 20)))

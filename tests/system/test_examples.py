@@ -28,3 +28,15 @@ def test_an_example_runs_as_it_stands(name, tmp_path):
 def test_a_method_of_ones_own_is_run_by_its_place_in_python(tmp_path):
     words = ("-m", "fedkin", "run", "--method", "own_method:HalfWay", "--rounds", "2", "--share", "0.3")
     assert any("cloud" in line for line in typed(tmp_path, *words))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--model", "own_model:Residual", "--model.settings.width", "8"),
+        ("--loss", "own_loss:focal", "--metric", "own_loss:macro_f1"),
+        ("--data", "own_data_set:load", "--clients", "3"),
+    ],
+)
+def test_a_model_a_loss_and_a_data_set_of_ones_own_are_named_likewise(tmp_path, words):
+    assert any("cloud" in line for line in typed(tmp_path, "-m", "fedkin", "run", "--rounds", "2", *words))
