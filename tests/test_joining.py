@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 import fedkin
+from fedkin import terminal
 from fedkin.errors import FedkinError
 from fedkin.estimates import Estimate
 from fedkin.joining import Joining, JoiningError, Silo, best_joint, scorecard, worth_joining
@@ -327,7 +328,8 @@ def test_the_scorecard_has_every_metric_of_the_best_joint_method() -> None:
 # ---- in the terminal ----
 
 
-def test_the_terminal_shows_a_table_for_few_silos_and_a_sentence_for_many(capsys) -> None:
+def test_the_terminal_shows_a_table_for_few_silos_and_a_sentence_for_many(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(terminal.out, "_width", 120)
     show_joining([Made("separate", ALONE), Made("fedamp", JOINED)])  # type: ignore[list-item]
     said = capsys.readouterr().out
     assert "Was it worth joining? Test accuracy in %" in said
