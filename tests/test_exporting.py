@@ -313,7 +313,43 @@ def test_the_documented_lines_ask_an_onnx_model_without_fedkin(tmp_path, monkeyp
     here: dict[str, Any] = {}
     exec(lines, here)
     expected = saved.predict([here["patient"]])
-    assert np.allclose(here["probabilities"], expected.probabilities, rtol=1e-5)
+    assert np.allclose(here["answers"], expected.probabilities, rtol=1e-5)
+
+
+def test_the_documented_lines_take_cells_as_a_csv_file_has_them(tmp_path, monkeypatch):
+    """Numbers or their texts, gaps and codes: what `predict` makes of a file, the lines make of its cells."""
+    age = Number("age", missing=(0.0,), indicator=True, mean=50.0, scale=10.0, fill=50.0)
+    table = TablePreprocessing((age, Category("cp", categories=("1", "2", "01", "true"))))
+    torch.manual_seed(0)
+    told = {"inputs": (6,), "outputs": 2, "classes": ["well", "ill"], "preprocessing": table.to_json()}
+    saved = Saved.load(given(tmp_path / "n.safetensors", models.build("logistic", (6,), 2, {}), "logistic", **told))
+    monkeypatch.chdir(tmp_path)
+    saved.export("north.onnx")
+    rows = [("63", "1"), ("0", "2"), ("", "01"), ("41.5", "TRUE"), ("70", "9"), ("0.0", "1.0")]
+    (tmp_path / "new.csv").write_text("age,cp\n" + "".join(f"{age},{cp}\n" for age, cp in rows))
+    expected = saved.predict(tmp_path / "new.csv").probabilities
+    lines, _, rest = documented("onnxruntime.InferenceSession").partition("patient = ")
+    for (age, cp), answer in zip(rows, expected, strict=True):
+        for patient in ({"age": age, "cp": cp}, {"age": float(age) if age else None, "cp": cp}):
+            here: dict[str, Any] = {"patient": patient}
+            exec(lines + rest.partition("\n")[2], here)
+            assert np.allclose(here["answers"][0], answer, rtol=1e-5)
+    here = {"patient": {"age": 63, "cp": 1}}
+    exec(lines + rest.partition("\n")[2], here)
+    assert np.allclose(here["answers"][0], expected[0], rtol=1e-5)
+
+
+def test_the_documented_lines_ask_a_regression_too(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    table = TablePreprocessing((*TABLE.columns[:1], TABLE.columns[2], TABLE.columns[1]))
+    told = {"kind": "regression", "inputs": (5,), "outputs": 1, "preprocessing": table.to_json()}
+    told |= {"target": {"mean": 100.0, "scale": 20.0}}
+    saved = Saved.load(given(tmp_path / "n.safetensors", models.build("logistic", (5,), 1, {}), "logistic", **told))
+    monkeypatch.chdir(tmp_path)
+    saved.export("north.onnx")
+    here: dict[str, Any] = {}
+    exec(documented("onnxruntime.InferenceSession"), here)
+    assert np.allclose(here["answers"], saved.predict([here["patient"]]).values, rtol=1e-5)
 
 
 def test_the_documented_lines_load_a_state_dict(tmp_path, monkeypatch):

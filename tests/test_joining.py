@@ -109,6 +109,28 @@ def test_each_silo_has_its_answer() -> None:
     assert found.sentence == "Joining helped 1 of 4 silos, harmed 1, and for 2 the test data are too few to tell."
 
 
+def test_the_answers_make_a_frame_and_have_a_mean() -> None:
+    validation = dict.fromkeys(ALONE, 0.5), dict.fromkeys(ALONE, 0.6)
+    runs = [Made("separate", ALONE), Made("fedavg", ALONE, 0, validation[0]), Made("fedamp", JOINED, 0, validation[1])]
+    found = worth_joining(runs)  # type: ignore[arg-type]
+    frame = found.frame()
+    assert list(frame.index) == ["east", "north", "south", "west"]
+    north, gain = frame.loc["north"], next(silo.gain for silo in found.silos if silo.client == "north")
+    assert north.to_dict() == {
+        "test samples": 40, "alone": 0.25, "global": 0.25, "joined": 0.875, "gain": 0.625, "low": gain.low,
+        "high": gain.high, "verdict": "yes", "handed out": "cloud",
+    }  # fmt: skip
+    assert found.mean_gain == pytest.approx((0 + 25 / 40 + 1 / 40 - 28 / 40) / 4)
+    assert worth_joining(runs[::2]).frame()["global"].isna().all()  # type: ignore[arg-type]
+
+
+def test_the_mean_gain_leaves_out_silos_that_have_none() -> None:
+    known, none = Estimate(0.5, 0.4, 0.6), Estimate(np.nan)
+    silos = [Silo(str(i), 9, known, None, known, gain, "cloud") for i, gain in enumerate((known, none))]
+    assert Joining("auc", True, "fedamp", "", (0,), tuple(silos)).mean_gain == 0.5
+    assert np.isnan(Joining("auc", True, "fedamp", "", (0,), tuple(silos[1:])).mean_gain)
+
+
 def sentence(*gains: tuple[float, float]) -> str:
     known = Estimate(0.5, 0.4, 0.6)
     silos = [Silo(str(i), 9, known, None, known, Estimate(0.0, *gain), "cloud") for i, gain in enumerate(gains)]

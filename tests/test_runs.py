@@ -284,7 +284,7 @@ def test_collaboration_is_that_of_the_best_round_unless_told_otherwise(finished)
 
 
 def test_a_model_of_a_stranger_is_not_there(finished):
-    with pytest.raises(RunError, match="no model of a client 'nobody'.*clients are silo-00"):
+    with pytest.raises(RunError, match="no model of a client 'nobody'.*Clients are silo-00"):
         finished.model("nobody")
 
 

@@ -422,6 +422,9 @@ def test_a_table_is_prepared_as_its_rows_were_in_training(file, tmp_path, kind):
 def test_a_table_that_lacks_a_column(file, tmp_path):
     (tmp_path / "new.csv").write_text("Age,sex,chol\n60,m,280\n")
     assert "has no column 'age'. Did you mean 'Age'?" in refused(clinic(file)[0], tmp_path / "new.csv")
+    (tmp_path / "new.csv").write_text("age,chol\n60,280\n")
+    assert "has no column 'sex'. The model was trained on" in refused(clinic(file)[0], tmp_path / "new.csv")
+    assert "the table of rows has no column 'sex'" in refused(clinic(file)[0], {"age": [60], "chol": [280]})
 
 
 def test_a_table_without_rows(file, tmp_path):
@@ -551,7 +554,7 @@ def test_a_runs_model_is_refused_or_read_like_any_other(tmp_path):
     tensors, about = run.model("silo-00")
     assert set(tensors) == set(load_file(run.model_file("silo-00")))
     assert about["client"] == "silo-00"
-    with pytest.raises(FedkinError, match=r"There is no model of a client 'silo-99' in .*; clients are silo-"):
+    with pytest.raises(FedkinError, match=r"There is no model of a client 'silo-99' in .*Clients are silo-"):
         run.predict("silo-99", np.zeros((1, 64)))
     run.model_file("silo-01").write_bytes(b"no model")
     with pytest.raises(SavedError, match="damaged"):

@@ -154,6 +154,7 @@ def test_within_group_share_leaves_the_diagonal_out() -> None:
     assert statistics.within_group_share(xi, [0, 0, 1]) == pytest.approx(0.7 / 1.3)
     assert statistics.within_group_share(xi, [5, 5, 5]) == pytest.approx(1.0)
     assert statistics.within_group_share(np.eye(3), [0, 0, 1]) is None
+    assert statistics.within_group_share(xi, [0, 1, 2]) is None, "each is a group of its own"
     with pytest.raises(ValueError, match="3 clients but there are 2"):
         statistics.within_group_share(xi, [0, 1])
 

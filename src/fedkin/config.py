@@ -144,6 +144,7 @@ def resolve(raw: Mapping[str, Any]) -> Config:
     method = methods.find(shape.method)
     layers: list[Mapping[str, Any]] = []
     if not shape.data.given:
+        _refuse_table_settings(shape)
         layers.append(data.defaults(shape.data.name))
     layers.append({"local": method.local})
     if shape.preset == "paper":
@@ -198,6 +199,18 @@ def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) 
             _refuse_unknown(value, inner, f"{where}{key}.")
         elif key == "settings" and not isinstance(value, Mapping):
             raise ConfigError(f"{where}{key} is a table of settings, not {value!r}.")
+
+
+def _refuse_table_settings(config: Config) -> None:
+    """Who names a table's columns means a table, not a data set that has none."""
+    roles = {"table.client": config.table.client, "table.target": config.table.target}
+    given = [setting for setting, column in roles.items() if column is not None]
+    name = config.data.name
+    if given and (name in data.names() or ":" in name) and not data.is_table(name):
+        raise ConfigError(
+            f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for tables, but data.name = {name!r} is none: "
+            "say which with --data patients.csv."
+        )
 
 
 def _paths_ending_in(key: str, raw: Mapping[str, Any]) -> list[str]:

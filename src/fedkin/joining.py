@@ -79,6 +79,35 @@ class Joining:
     """Whether there are several seeds, and it is known which of a silo's samples each tested."""
 
     @property
+    def mean_gain(self) -> float:
+        """Over the silos that have one; NaN where none has."""
+        gains = [silo.gain.value for silo in self.silos if not np.isnan(silo.gain.value)]
+        return float(np.mean(gains)) if gains else float("nan")
+
+    def frame(self) -> Any:
+        """A pandas frame with a row for each silo."""
+        try:
+            import pandas as pd
+        except ImportError:
+            raise JoiningError("A frame needs pandas: `pip install pandas`.") from None
+        rows = [
+            {
+                "silo": silo.client,
+                "test samples": silo.samples,
+                "alone": silo.alone.value,
+                "global": silo.common.value if silo.common else float("nan"),
+                "joined": silo.personal.value,
+                "gain": silo.gain.value,
+                "low": silo.gain.low,
+                "high": silo.gain.high,
+                "verdict": silo.verdict,
+                "handed out": silo.handed,
+            }
+            for silo in self.silos
+        ]
+        return pd.DataFrame(rows).set_index("silo")
+
+    @property
     def sentence(self) -> str:
         """Joining helped 2 of 4 silos, harmed none, and for 2 the test data are too few to tell."""
         answers, count = [silo.answer for silo in self.silos], len(self.silos)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
@@ -29,9 +31,10 @@ def parse(words: Sequence[str], several: Iterable[str] = ()) -> dict[str, Any]:
         raw = merge(raw, read_toml(file))
     given = {key: parsed(text) for key, text in pairs}
     chosen = list(several) or [str(given.get("method", raw.get("method", Config().method)))]
-    known = paths(chosen)
+    known = _settings(chosen)
     for key, text in pairs:
-        raw = merge(raw, nested(full_name(key, known), parsed(text)))
+        name = full_name(key, list(known))
+        raw = merge(raw, nested(name, _meant(text, known[name].annotation if name in known else Any)))
     return raw
 
 
@@ -56,10 +59,16 @@ def _sorted_out(words: list[str]) -> tuple[list[Path], list[tuple[str, str]]]:
 
 def paths(chosen: Iterable[str]) -> list[str]:
     """Every setting's full name, those of the chosen methods included."""
-    found = [path for path, _ in described(Config)]
+    return list(_settings(chosen))
+
+
+def _settings(chosen: Iterable[str]) -> dict[str, FieldInfo]:
+    """What is known of every setting, by its full name; of two methods' settings of one name, what the first says."""
+    found = dict(described(Config))
     for name in chosen:
-        found += [f"settings.{field}" for field in methods.find(name).model_fields]
-    return list(dict.fromkeys(found))
+        for field, info in methods.find(name).model_fields.items():
+            found.setdefault(f"settings.{field}", info)
+    return found
 
 
 def described(model: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, FieldInfo]]:
@@ -113,6 +122,28 @@ def parsed(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
+
+
+def _meant(text: str, annotation: Any) -> Any:
+    """The value of a setting of this type: a TOML value, a word or, where it may be a list, words with commas."""
+    value = parsed(text)
+    kinds = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    kind = next((kind for kind in kinds if get_origin(kind) in (list, tuple)), None)
+    if kind is None or isinstance(value, list | dict) or (len(kinds) > 1 and "," not in text):
+        return value
+    if isinstance(value, str) and value != text:
+        return [value]  # in quotes, and so one word whatever is in it
+    words = [word.strip() for word in text.split(",")]
+    return [_member(word, numbers="float" in str(kind) or "int" in str(kind)) for word in words if word]
+
+
+def _member(text: str, numbers: bool) -> Any:
+    """A number where the list may hold some, else a word: a column may be called 2019, and a gap nan."""
+    value = parsed(text)
+    if isinstance(value, str):
+        return value
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return value if numbers and number else text
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:

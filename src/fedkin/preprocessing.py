@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Protocol
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
 from . import reading
@@ -45,6 +45,11 @@ class TableSettings(BaseModel):
     statistics: Annotated[
         Literal["shared", "own"], Field(description="means and deviations of all silos together, or each its own")
     ] = "shared"
+
+    @field_validator("ignore", "categorical", "missing", mode="before")
+    @classmethod
+    def _one_is_a_list_of_one(cls, value: Any) -> Any:
+        return [value] if type(value) in (str, int, float) else value
 
 
 class Preprocessing(Protocol):

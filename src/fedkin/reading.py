@@ -191,8 +191,8 @@ def categories(table: Table, column: str, missing: Sequence[Mark] = ()) -> list[
             _refuse_infinity(table, column, i)
         if isinstance(cell, str) and cell.lower() == "nan":
             raise TableError(
-                f"{table.where(i)}: column {column!r} is {cell!r}. If that means missing, declare it: "
-                f"table.missing = [{cell!r}]."
+                f"{table.where(i)}: column {column!r} is {cell!r}. If that means missing, add {cell!r} to what stands "
+                "for a gap: table.missing (--missing)."
             )
         found.append(category(cell))
     return found

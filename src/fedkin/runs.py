@@ -11,6 +11,7 @@ summary.json      what came out
 
 from __future__ import annotations
 
+import difflib
 import hashlib
 import io
 import json
@@ -271,7 +272,9 @@ class Run:
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
         if not (self.path / "config.toml").exists():
-            raise RunError(f"{self.path} is not a run folder: it has no config.toml.")
+            inside = sorted(p.parent.name for p in self.path.glob("*/config.toml"))
+            hint = f" Runs in it: {', '.join(inside[:8])}{', …' if len(inside) > 8 else ''}." if inside else ""
+            raise RunError(f"{self.path} is not a run folder: it has no config.toml.{hint}")
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r})"
@@ -335,7 +338,10 @@ class Run:
         if not path.exists():
             names = self.summary["clients"]
             have = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
-            raise RunError(f"There is no model of a client {client!r} in {self.path}; clients are {have}.")
+            same = {name.lower(): name for name in names}
+            near = difflib.get_close_matches(client.lower(), same, 1, 0.6)
+            hint = f" Did you mean {same[near[0]]!r}?" if near else ""
+            raise RunError(f"There is no model of a client {client!r} in {self.path}.{hint} Clients are {have}.")
         return path
 
     def model(self, client: str) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -283,11 +283,10 @@ class Saved:
 
     def predict(self, rows: Any) -> Prediction:
         """Answers for new rows, prepared as those were that the model was trained on; in batches, so many will do."""
-        notes: list[str] = []
-        if isinstance(self.preprocessing, TablePreprocessing):
-            rows = reading.read(rows, "the rows")  # once, for both
-            notes = self.preprocessing.notes(rows)
+        table = isinstance(self.preprocessing, TablePreprocessing)
+        rows = reading.read(rows, "the table of rows") if table else rows  # once, for numbers and notes
         x = self.read(rows)
+        notes = self.preprocessing.notes(rows) if isinstance(self.preprocessing, TablePreprocessing) else []
         if not len(x):
             raise SavedError("There is no row to predict.")
         size = min(max(NUMBERS_A_BATCH // prod(self.task.inputs), 16), 4096)

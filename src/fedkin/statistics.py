@@ -268,13 +268,18 @@ def widened(
 
 
 def within_group_share(xi: ArrayLike, groups: Sequence[int]) -> float | None:
-    """Share of the off-diagonal weight of xi (m, m) that stays within groups (m,); None if there is no such weight."""
+    """Share of the off-diagonal weight of xi (m, m) that stays within groups (m,).
+
+    None where it says nothing: there is no such weight, or no two clients share a group.
+    """
     others = _off_diagonal(xi)
     group = np.asarray(groups)
     if group.shape != (len(others),):
         raise ValueError(f"xi is about {len(others)} clients but there are {group.size} group labels.")
     total = others.sum()
-    return float(others[group[:, None] == group[None, :]].sum() / total) if total > 0 else None
+    if total <= 0 or len(np.unique(group)) == len(group):
+        return None
+    return float(others[group[:, None] == group[None, :]].sum() / total)
 
 
 def kin(xi: ArrayLike) -> NDArray[np.int64]:

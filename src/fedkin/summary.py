@@ -67,10 +67,13 @@ def summarise(
 
 
 def _collaboration(path: Path, a: Assembly, best: int) -> dict[str, Any] | None:
-    """How much of xi stays within the known groups, and how well the groups read off it agree, at the best round."""
+    """How much of xi stays within the known groups, and how well the groups read off it agree, at the best round.
+
+    None where every client is a group of its own, as there is nothing to agree with.
+    """
     groups = a.known_problem().groups
     recorded = sorted((path / "collaboration").glob("round-*.npy"))
-    if groups is None or not recorded:
+    if groups is None or not recorded or len(set(groups.tolist())) == len(groups):
         return None
     at = min(recorded, key=lambda f: abs(int(f.stem.removeprefix("round-")) - best))
     xi = np.load(at, allow_pickle=False)

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
@@ -398,10 +399,41 @@ def test_the_page_says_for_each_silo_whether_joining_was_worth_it(tmp_path: Path
     assert "Joining helped 1 of 4 silos, harmed 1, and for 2 the test data are too few to tell." in page.text
     assert "not of a best test round" in page.text and "best mean validation score" in page.text
     assert page.text.count("cannot tell: 40 test samples are too few") == 2
-    assert "Silos surely helped 1 of 4 fedamp; surely harmed: 1" in page.text
+    assert "Silos helped 1 of 4 harmed: 1, cannot tell: 2" in page.text
+    assert "Gained by joining 1.2 points fedamp, mean of the models handed out" in page.text  # +60, −60, +5, 0
     row = page.text[page.text.index("silo-00 40") :]
-    assert row.startswith("silo-00 40 30.0 % (18–45) 50.0 % (35–65) 90.0 % (77–96) cloud +60.0 (+")
-    assert "did better alone." not in page.text  # which says so without intervals
+    assert row.startswith("silo-00 40 30.0 % (18–45) 50.0 % (35–65) 90.0 % (77–96) +60.0 (+")
+    assert "handed out gain" not in page.text and "global fedamp:cloud gain" in page.text  # all have the same
+    assert "Joining took the mean" not in page.text  # which says so of the best rounds
+    clients = page.text[page.text.index("Client by client") :]
+    assert "picked on test data" in clients and "so signs may differ" in clients
+    assert "▼ worse than alone at that round: fed" in clients
+
+
+def test_the_words_on_joining_follow_the_models_handed_out_not_the_best_round(tmp_path: Path) -> None:
+    names = [f"silo-{i}" for i in range(3)]
+    common: dict[str, Any] = {"rounds": 1, "clients": names, "groups": [0, 0, 0]}
+    alone = make(tmp_path / "s", "separate", vectors={"personal": [[0.9] * 3] * 2}, **common)
+    fedamp = make(tmp_path / "j", vectors={"cloud": [[0.8] * 3] * 2, "personal": [[0.7] * 3] * 2}, **common)
+    runs = [answered(alone, dict.fromkeys(names, 0.3)), answered(fedamp, dict.fromkeys(names, 0.9))]
+    page = Page(report.write_report(runs, tmp_path / "report.html"))
+    assert "Joining helped all 3 silos." in page.text
+    assert "Gained by joining 60.0 points fedamp" in page.text and "Lost by joining" not in page.text
+    assert not any("Joining" in sentence for sentence in report.finding(runs))  # said once, by the answer
+    runs[1].answered = None
+    page = Page(report.write_report(runs, tmp_path / "report.html"))
+    assert "Lost by joining 10.0 points fedamp" in page.text and "signs may differ" not in page.text
+    assert "Joining took the mean from 90.0 % alone to 80.0 % with fedamp" in page.text
+
+
+def test_silos_that_are_handed_different_models_have_a_column_for_it(tmp_path: Path) -> None:
+    runs = joined(tmp_path)
+    outputs = runs[2].answered
+    assert outputs is not None
+    runs[2].answered = replace(outputs, handed=("personal", *outputs.handed[1:]))
+    page = Page(report.write_report(runs, tmp_path / "report.html"))
+    assert "fedamp handed out gain" in page.text
+    assert "90.0 % (77–96) personal +60.0 (+" in page.text and "30.0 % (18–45) cloud −60.0 (−" in page.text
 
 
 def test_the_picture_of_silos_shows_values_and_intervals(tmp_path: Path) -> None:

@@ -282,6 +282,7 @@ def test_a_comparison_prints_a_row_for_each_model_and_writes_a_report(fedkin, tm
         line = next(line for line in said.out.splitlines() if line.strip().startswith(row))
         assert len(re.findall(r"\d+\.\d %", line)) == 6, "mean, worst, two deviations, last, validated"
     assert "Was it worth joining?" in said.out
+    assert len(re.findall(r"^(Joining|Whether joining) ", said.out, re.MULTILINE)) == 1, "answered once"
     assert f"Report: {tmp_path / 'c' / 'report.html'}" in said.out
     page = (tmp_path / "c" / "report.html").read_text()
     assert all(row in page for row in rows)

@@ -23,7 +23,7 @@ def tune(
 ) -> None:
     """Try a grid of settings and choose on validation data: `fedkin tune --grid lr=0.001,0.01 --grid sigma=auto,10`.
 
-    Other settings are written as for `fedkin run`; a table [grid] in the configuration file does as well.
+    Other settings are written as for `fedkin run`; a table `grid` in the configuration file does as well.
     The same command again goes on where it ended, also with more values. best.toml is the configuration of the best.
     """
     raw = options.parse(words or [])

@@ -43,6 +43,11 @@ def is_path(name: str) -> bool:
     return name not in names() and tables.is_table(name)
 
 
+def is_table(name: str) -> bool:
+    """Whether the data is a table or a folder, which `table` settings are about: a path, or a data set such as heart."""
+    return is_path(name) or hasattr(_module(name), "table")
+
+
 def located(name: str) -> str:
     """The name by which data is found from anywhere: of a path, the absolute one."""
     return tables.located(name) if is_path(name) else name
@@ -109,7 +114,7 @@ def load(
         near = difflib.get_close_matches(split.lower(), SPLITS, 1, 0.4)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise UnknownData(f"There is no split {split!r}. {hint}Known are {', '.join(SPLITS)}.")
-    if is_path(name) or hasattr(_module(name), "table"):
+    if is_table(name):
         _refuse_dealing(name, split, clients)
         parts: dict[str, Any] = {"seed": seed, "test_fraction": test_fraction, "validation": validation}
         if is_path(name):

@@ -5,6 +5,9 @@ Columns stand in the order of their names, so that it does not matter how a silo
 
 from __future__ import annotations
 
+import difflib
+import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +22,9 @@ FEW = 20
 """Up to so many different whole numbers are classes; more different texts than that, most of them unique, are none."""
 MOST = 5
 """Names or notes of one kind that are told one by one."""
+
+DATE = re.compile(r"(\d{4}([-./])\d\d?\2\d\d?|\d\d?([-./])\d\d?\3(\d{4}|\d\d))(?![\w./-])|\d{4}-\d\d-\d\dT\d")
+"""A text that begins with a day: 2024-03-31, 31.3.2024 or 3/31/24, with or without a time."""
 
 Rows = NDArray[np.int64]
 
@@ -40,7 +46,7 @@ def _column(table: Table, name: str, settings: TableSettings, train: Rows) -> Co
         _refuse_uninformative(name, found, np.isnan(found), gaps_tell=settings.indicators)
         return Number(name, missing, indicator=settings.indicators and bool(np.isnan(found[train]).any()))
     if not declared:
-        _refuse_text_among_numbers(table, name, found)
+        _refuse_text_among_numbers(table, name, found, settings.missing)
     named = np.array(reading.categories(table, name, missing), dtype=object)
     empty = np.array([value is None for value in named])
     _refuse_uninformative(name, named, empty, gaps_tell=True)
@@ -92,7 +98,9 @@ def refuse_gaps(table: Table, column: str, found: reading.Cells, role: str) -> N
         )
 
 
-def _refuse_text_among_numbers(table: Table, column: str, found: reading.Cells) -> None:
+def _refuse_text_among_numbers(
+    table: Table, column: str, found: reading.Cells, declared: Sequence[reading.Mark]
+) -> None:
     """A column mostly of numbers is not taken for categories because of some texts in it."""
     known = [value for value in found if value is not None]
     texts = [i for i, value in enumerate(found) if isinstance(value, str | bool)]
@@ -100,13 +108,25 @@ def _refuse_text_among_numbers(table: Table, column: str, found: reading.Cells) 
     numbers = sum(isinstance(v, float) or str(v).lstrip("+-").lower() in words for v in known)
     if numbers <= len(known) / 2:
         return
-    value = found[texts[0]]
-    more = f" ({len(texts)} such cells)" if len(texts) > 1 else ""
+    different = list(dict.fromkeys(str(found[i]) for i in texts))
+    told = f": {some([repr(word) for word in different])}" if len(different) > 1 else ""
+    more = f" ({len(texts)} such cells{told})" if len(texts) > 1 else ""
+    what = "they mean missing, declare them" if len(different) > 1 else "that means missing, declare it"
     raise TableError(
-        f"{table.where(texts[0])}: column {column!r} is {value!r} where most cells are numbers{more}. If that means "
-        f"missing, declare it: table.missing = [{str(value)!r}]; if the column's values are categories: "
+        f"{table.where(texts[0])}: column {column!r} is {found[texts[0]]!r} where most cells are numbers{more}. "
+        f"If {what}: {_declaration([*declared, *different[:MOST]])}; if the column's values are categories: "
         f"table.categorical = [{column!r}]."
     )
+
+
+def _declaration(missing: Sequence[reading.Mark]) -> str:
+    """All that stands for a gap, as an option and as a setting: --missing "NA,-" (table.missing = ["NA", "-"])."""
+    words = [mark if isinstance(mark, str) else reading.category(float(mark)) for mark in missing]
+    pairs = zip(missing, words, strict=True)
+    listed = ", ".join(json.dumps(word, ensure_ascii=False) if isinstance(mark, str) else word for mark, word in pairs)
+    # A word with a comma would be taken for two, and a shell or TOML has its own mind about quotes.
+    plain = not any(re.search(r"[,\"'\\$`!]", word) for word in words)
+    return f'--missing "{",".join(words)}" (table.missing = [{listed}])' if plain else f"table.missing = [{listed}]"
 
 
 def _refuse_uninformative(column: str, found: NDArray[Any], empty: NDArray[np.bool_], gaps_tell: bool) -> None:
@@ -122,10 +142,12 @@ def _refuse_uninformative(column: str, found: NDArray[Any], empty: NDArray[np.bo
 def _refuse_free_text(column: str, texts: NDArray[Any]) -> None:
     different = len(set(texts))
     if different > FEW and different > len(texts) / 2:
+        dates = sum(DATE.match(text) is not None for text in texts) > len(texts) / 2
+        hint = "If they are dates, turn them into numbers (days, say)." if dates else ""
         raise TableError(
             f"Column {column!r} has {different} different texts in {len(texts)} rows, such as {texts[0]!r}: as "
             f"categories they say nothing. table.ignore = [{column!r}] leaves it out, table.categorical = [{column!r}] "
-            "takes it all the same. If they are numbers, write them with a point."
+            f"takes it all the same. {hint or 'If they are numbers, write them with a point.'}"
         )
 
 
@@ -154,6 +176,26 @@ def _one_value(column: Column, values: Numbers, train: Mapping[str, Rows]) -> li
         if value == 0 and isinstance(column, Number):
             note += f" If 0 means missing there, declare it: table.missing_in = {{{column.name} = [0]}}."
         told.append(note)
+    return told
+
+
+def look_alikes(rows: Mapping[str, int], refused: Collection[str] = ()) -> dict[str, str]:
+    """Clients with few rows, or too few, whose names may be another's misspelt, and a sentence on each.
+
+    rows: how many each client has. Names that differ in a digit, as silo-1 and silo-2, are different on purpose.
+    """
+    largest, told = max(rows.values()), {}
+    for client, own in rows.items():
+        if 10 * own >= largest and client not in refused:
+            continue
+        digits = re.findall(r"\d", client)
+        others = sorted((n, other) for other, n in rows.items() if n > own and re.findall(r"\d", other) == digits)
+        folded = {other.strip().casefold(): other for _, other in others}
+        near = difflib.get_close_matches(client.strip().casefold(), folded, 1, 0.8)
+        if near:
+            other = folded[near[0]]
+            mine = "1 row" if own == 1 else f"{own} rows"
+            told[client] = f"{client!r} ({mine}) looks like {other!r} ({rows[other]:,} rows): the same silo?"
     return told
 
 

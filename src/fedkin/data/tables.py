@@ -10,6 +10,7 @@ import csv
 import hashlib
 import importlib
 import io
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -26,7 +27,7 @@ from ..federation import Client, Federation, FederationError, Pair, test_part, v
 from ..preprocessing import Column, Number, Statistics, TablePreprocessing, TableSettings, fitted
 from ..reading import SUFFIXES, Numbers, Table, TableError, joined, read
 from ..task import METRICS, Task
-from .columns import FEW, MOST, Rows, marks, notes, refuse_gaps, refuse_unknown, understand
+from .columns import FEW, MOST, Rows, at_most, look_alikes, marks, notes, refuse_gaps, refuse_unknown, understand
 from .folders import arrays, entries
 
 DEFAULTS: dict[str, Any] = {
@@ -231,7 +232,8 @@ class _Silos:
             )
             for c, p in parts.items()
         ]
-        told = [*notes(columns, raw.numpy(), train), *unfitted.notes(self.table)]
+        told = at_most(list(look_alikes(Counter(self.owners.tolist())).values()))
+        told += [*notes(columns, raw.numpy(), train), *unfitted.notes(self.table)]
         task = replace(task, inputs=(len(unfitted.inputs),))
         return Federation(name, tuple(members), task, notes=tuple(told))
 
@@ -241,15 +243,15 @@ class _Silos:
             raise FederationError(f"test_fraction is {test_fraction}, but has to lie between 0 and 1, both excluded.")
         if not 0 <= validation < 1:
             raise FederationError(f"validation is {validation}, but has to be at least 0 and below 1.")
-        parts, lacking = {}, []
+        parts, lacking = {}, dict[str, str]()
         for client in sorted(set(self.owners.tolist())):
             own, test = (np.flatnonzero((self.owners == client) & part) for part in (~self.given, self.given))
             if self.given.any() and not (len(own) and len(test)):
-                lacking.append(f"{client!r} has {len(own)} for training and {len(test)} for testing")
+                lacking[client] = f"{client!r} has {len(own)} for training and {len(test)} for testing"
                 continue
             if not self.given.any():
                 if len(own) < 2:
-                    lacking.append(f"{client!r} has {len(own)} in all")
+                    lacking[client] = f"{client!r} has {len(own)} in all"
                     continue
                 rest, held = test_part(len(own), test_fraction, seed, client)
                 own, test = own[rest.numpy()], own[held.numpy()]
@@ -257,9 +259,12 @@ class _Silos:
             parts[client] = _Parts(own[rest.numpy()], own[held.numpy()], test)
         if lacking:
             more = f"; {len(lacking) - MOST} more clients have too few" if len(lacking) > MOST else ""
+            listed = ", ".join(list(lacking.values())[:MOST])
+            alike = look_alikes(Counter(self.owners.tolist()), lacking)
+            hints = [f" {alike[client]}" for client in lacking if client in alike]
             raise FederationError(
-                f"A client needs at least one row for training and one for testing: {', '.join(lacking[:MOST])}{more}. "
-                "Give more rows, or leave the client's out."
+                f"A client needs at least one row for training and one for testing: {listed}{more}. "
+                f"Give more rows, or leave the client's out.{''.join(hints[:MOST])}"
             )
         return parts
 

@@ -170,11 +170,14 @@ def _equals(p: float) -> str:
 
 
 def finding(runs: Sequence[Run], reference: str | None = None) -> list[str]:
-    """What was found, in sentences; the first is the headline. The reference is the one of `comparison.tests`."""
+    """What was found, in sentences; the first is the headline. The reference is the one of `comparison.tests`.
+
+    Whether joining was worth it is left to `joined` where that has an answer.
+    """
     everyone = [row for row in comparison.rows(runs) if row.headline]
     table = [row for row in everyone if row.method != comparison.ORACLE] or everyone
     sentences = [_alone_sentence(runs, table[0])] if len(table) == 1 else [_lead(runs, table, reference)]
-    sentences += _joining_sentence(runs, table)
+    sentences += _joining_sentence(runs, table) if joined(runs) is None else []
     if all(row.validated is not None for row in table):
         sign = -1 if comparison.higher_is_better(runs) else 1
         honest = sorted(table, key=lambda row: sign * (row.validated or 0.0))
@@ -236,8 +239,6 @@ def _joining_sentence(runs: Sequence[Run], table: Sequence[Row]) -> list[str]:
     before, after = float(np.mean(list(alone.values()))), float(np.mean(list(together.values())))
     count, losers = len(together), len(worse[row.name])
     change = f"from {score_text(before, metric)} alone to {score_text(after, metric)} with {row.method}"
-    if joined(runs) is not None:  # which then says, with intervals, for whom it was worth it
-        return [f"Joining took the mean {change}."]
     if losers == 0:
         return [f"Joining took the mean {change}; none of the {count} clients did better alone."]
     return [f"Joining took the mean {change}; {losers} of {count} clients did better alone."]

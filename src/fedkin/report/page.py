@@ -57,7 +57,7 @@ def write_page(
         _joining(found),
         _section("Over the rounds", _curve_words(runs), figures.embed("curves", figures.curves(runs))),
         _section("The spread over clients", spread, figures.embed("distribution", figures.distribution(runs))),
-        _clients(runs, table),
+        _clients(runs, table, found),
         _scorecard(runs),
         _newcomers(runs),
         _collaboration(runs),
@@ -99,7 +99,8 @@ def _page(title: str, chips: Iterable[str], body: str) -> str:
 def _finding(
     runs: Sequence[Run], table: Sequence[Row], found: Joining | None, reference: str | None, notes: Sequence[str]
 ) -> str:
-    lead, *more = (_e(sentence) for sentence in [*finding(runs, reference), *([found.sentence] if found else [])])
+    first, *others = finding(runs, reference)
+    lead, *more = (_e(sentence) for sentence in [first, *([found.sentence] if found else []), *others])
     tiles = "".join(
         f'<div class="tile"><span>{_e(label)}</span><b>{_e(value)}</b><span>{_e(below)}</span></div>'
         for label, value, below in _tiles(runs, table, found)
@@ -113,22 +114,39 @@ def _tiles(runs: Sequence[Run], table: Sequence[Row], found: Joining | None) -> 
     """The numbers to remember, as (label, value, of what)."""
     table = [row for row in table if row.method != compare.ORACLE] or table
     metric, best = runs[0].summary["metric"], table[0]
-    tiles = [(f"Best mean {metric_name(metric)}", score_text(best.bmta, metric), best.name)]
-    both, worse = compare.joining(runs), compare.worse_than_alone(runs)
+    joining = _best_round_tiles(runs, table) if found is None else _joining_tiles(found)
+    return [
+        (f"Best mean {metric_name(metric)}", score_text(best.bmta, metric), best.name),
+        *joining,
+        ("Worst client", score_text(best.worst, metric), best.name),
+    ]
+
+
+def _joining_tiles(found: Joining) -> list[tuple[str, str, str]]:
+    """What joining came to by the models handed out, as the section on joining has it."""
+    gain = found.mean_gain
+    tiles = []
+    if not np.isnan(gain):
+        label = "Gained by joining" if gain >= 0 else "Lost by joining"
+        tiles.append((label, difference_text(gain, found.metric), f"{found.method}, mean of the models handed out"))
+    answers = [silo.answer for silo in found.silos]
+    helped, harmed, unclear = (answers.count(answer) for answer in ("yes", "no", "cannot tell"))
+    return [*tiles, ("Silos helped", f"{helped} of {len(answers)}", f"harmed: {harmed}, cannot tell: {unclear}")]
+
+
+def _best_round_tiles(runs: Sequence[Run], table: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """What joining came to at the best rounds, for runs that kept no outputs; none without `separate`."""
+    metric, both, worse = runs[0].summary["metric"], compare.joining(runs), compare.worse_than_alone(runs)
     row = next((row for row in table if row.name in both), None)
-    if row is not None:
-        alone, together = (float(np.mean(list(each.values()))) for each in both[row.name])
-        gained = together == alone or (together > alone) == compare.higher_is_better(runs)
-        label = "Gained by joining" if gained else "Lost by joining"
-        tiles.append((label, difference_text(together - alone, metric), f"{row.method}, mean over clients"))
-        if found is None:
-            count = f"{len(worse[row.name])} of {len(both[row.name][1])}"
-            tiles.append(("Clients better off alone", count, f"than with {row.method}"))
-    if found is not None:
-        helped, harmed = (sum(silo.answer == answer for silo in found.silos) for answer in ("yes", "no"))
-        count = f"{helped} of {len(found.silos)}"
-        tiles.append(("Silos surely helped", count, f"{found.method}; surely harmed: {harmed or 'none'}"))
-    return [*tiles, ("Worst client", score_text(best.worst, metric), best.name)]
+    if row is None:
+        return []
+    alone, together = (float(np.mean(list(each.values()))) for each in both[row.name])
+    gained = together == alone or (together > alone) == compare.higher_is_better(runs)
+    label, count = "Gained by joining" if gained else "Lost by joining", len(both[row.name][1])
+    return [
+        (label, difference_text(together - alone, metric), f"{row.method}, mean over clients"),
+        ("Clients better off alone", f"{len(worse[row.name])} of {count}", f"than with {row.method}"),
+    ]
 
 
 def _results(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -> str:
@@ -185,7 +203,7 @@ def _curve_words(runs: Sequence[Run]) -> str:
     return f"The mean over all clients in each round; the last point is the closing exchange.{band}{hidden}"
 
 
-def _clients(runs: Sequence[Run], table: Sequence[Row]) -> str:
+def _clients(runs: Sequence[Run], table: Sequence[Row], found: Joining | None) -> str:
     """The table of clients: alone against each headline model, worse ones marked."""
     members, colour = compare.by_method(runs), colours(runs)
     columns = [row for row in table if row.headline or len(members) == 1]
@@ -209,12 +227,16 @@ def _clients(runs: Sequence[Run], table: Sequence[Row]) -> str:
     names = ((row, "alone" if row is lonely else row.name) for row in columns)
     named = "".join(f'<th data-sort="number">{_dot(colour[row.method])}{_e(name)}</th>' for row, name in names)
     heads = _head(["client", *(["group"] if groups else []), *(["training samples"] if samples else [])], named)
-    about = "Every client’s score at the method’s best round, mean over seeds. Click a heading to sort. "
+    about = "Every client’s score at the method’s best round, picked on test data, mean over seeds. "
+    if found is not None:
+        about += "Shown is each method’s headline model; “Was it worth joining?” speaks of the models handed out at the "
+        about += "end, so signs may differ. "
+    about += "Click a heading to sort. "
     if not both:
         about += "Include the method <code>separate</code> in the comparison to see for whom joining was worth it."
         return _section("Client by client", about, _table(heads, lines))
     counts = "; ".join(f"{_e(name)} {len(each)} of {len(both[name][1])}" for name, each in worse.items())
-    about += f"Small figures are the change from training alone; ▼ marks clients that did better alone: {counts}."
+    about += f"Small figures are the change from training alone; ▼ worse than alone at that round: {counts}."
     about += "" if compare.higher_is_better(runs) else " Lower is better here, so a minus is a gain."
     return _section("Client by client", about, _table(heads, lines))
 
@@ -224,13 +246,16 @@ def _joining(found: Joining | None) -> str:
     if found is None:
         return ""
     metric, plain = found.metric, any(silo.common for silo in found.silos)
-    heads = ["silo", "test samples", "alone", *(["global"] if plain else []), found.method, "handed out", "gain"]
+    several = len({silo.handed for silo in found.silos}) > 1  # else the heading names the one model
+    own = [found.method, "handed out"] if several else [f"{found.method}:{found.silos[0].handed}"]
+    heads = ["silo", "test samples", "alone", *(["global"] if plain else []), *own, "gain"]
     lines = []
     for silo in found.silos:
         scores = [silo.alone, *([silo.common] if plain else []), silo.personal]
         cells = [_cell(f"{silo.samples:,}", silo.samples)]
-        cells += [_estimate_cell(score, metric) for score in scores]
-        cells += [f"<td>{_e(silo.handed)}</td>", _cell(gain_text(silo.gain, metric), _number(silo.gain.value))]
+        cells += [_interval_cell(estimate_text(score, metric), score) for score in scores]
+        cells += [f"<td>{_e(silo.handed)}</td>"] if several else []
+        cells.append(_interval_cell(gain_text(silo.gain, metric), silo.gain))
         mark = {"yes": "good", "no": "bad", "cannot tell": "unclear"}[silo.answer]
         cells.append(f'<td><span class="verdict {mark}">{_e(silo.verdict)}</span></td>')
         lines.append(f"<tr><th>{_e(silo.client)}</th>{''.join(cells)}</tr>")
@@ -249,7 +274,7 @@ def _scorecard(runs: Sequence[Run]) -> str:
     names = list(next(iter(found.silos.values())))
     lines = []
     for client, scores in found.silos.items():
-        cells = [_estimate_cell(scores[name], name) for name in names]
+        cells = [_interval_cell(estimate_text(scores[name], name), scores[name]) for name in names]
         lines.append(f"<tr><th>{_e(client)}</th>{''.join(cells)}</tr>")
     which = f", {found.chosen_by}" if found.chosen_by else ""
     seeds = f"; means over {len(found.seeds)} seeds" if len(found.seeds) > 1 else ""
@@ -261,16 +286,13 @@ def _scorecard(runs: Sequence[Run]) -> str:
     return _section("By other measures", about, _table(_head(["silo", *arrows]), lines))
 
 
-def _estimate_cell(estimate: Estimate | None, metric: str) -> str:
+def _interval_cell(text: str, estimate: Estimate | None) -> str:
+    """An estimate's text with its interval in small print; a dash where there is none."""
     if estimate is None or np.isnan(estimate.value):
         return "<td>–</td>"
-    value, _, interval = estimate_text(estimate, metric).partition(" (")
+    value, _, interval = text.partition(" (")
     shown = f"<small>({_e(interval)}</small>" if interval else ""
     return f'<td data-value="{estimate.value!r}">{_e(value)}{shown}</td>'
-
-
-def _number(value: float) -> float | None:
-    return None if np.isnan(value) else value
 
 
 def _newcomers(runs: Sequence[Run]) -> str:
@@ -295,7 +317,7 @@ def _score_cell(value: float | None, alone: float | None, lost: bool, metric: st
     change = ""
     if alone is not None:
         change = f"<small>{signed_text(value - alone, metric)}</small>"
-    kind = ' class="worse" title="worse than alone"' if lost else ""
+    kind = ' class="worse" title="worse than alone at that round"' if lost else ""
     return f'<td data-value="{value!r}"{kind}>{"▼ " if lost else ""}{score_text(value, metric)}{change}</td>'
 
 
@@ -334,7 +356,9 @@ def _kin(run: Run) -> str:
     families = [family for family in families if len(family) > 1]
     if not families:
         return '<p class="note">In the best recorded round no clients clearly prefer each other.</p>'
-    index = f"; adjusted Rand index {statistics.adjusted_rand(labels, groups):.2f} with the known ones" if known else ""
+    index = ""
+    if known and len(set(groups.tolist())) < len(groups):
+        index = f"; adjusted Rand index {statistics.adjusted_rand(labels, groups):.2f} with the known ones"
     items = "".join(f"<li>{_e(', '.join(family))}</li>" for family in families)
     about = '<p class="note">Clients that give each other clearly more than the uniform share:</p>'
     return _fold(f"Groups found in the best recorded round: {len(families)}{index}", f"{about}<ul>{items}</ul>")
