@@ -18,7 +18,7 @@ from fedkin.errors import FedkinError
 from fedkin.estimates import Estimate
 from fedkin.joining import Joining, JoiningError, Silo, best_joint, scorecard, worth_joining
 from fedkin.outputs import Outputs
-from fedkin.report import joining_words
+from fedkin.report import joining_sentence, joining_words
 from fedkin.terminal import show_joining
 
 HEADLINE = {"separate": "personal", "fedavg": "global", "fedamp": "cloud", "groups": "cloud"}
@@ -120,15 +120,24 @@ def test_the_answers_make_a_frame_and_have_a_mean() -> None:
         "test samples": 40, "alone": 0.25, "global": 0.25, "joined": 0.875, "gain": 0.625, "low": gain.low,
         "high": gain.high, "verdict": "yes", "handed out": "cloud",
     }  # fmt: skip
-    assert found.mean_gain == pytest.approx((0 + 25 / 40 + 1 / 40 - 28 / 40) / 4)
+    assert found.together.value == pytest.approx((0 + 25 / 40 + 1 / 40 - 28 / 40) / 4)
     assert worth_joining(runs[::2]).frame()["global"].isna().all()  # type: ignore[arg-type]
+
+
+def test_silos_together_are_surer_than_each_alone() -> None:
+    """The interval of a mean of independent estimates: n equal ones are known sqrt(n) times as well."""
+    one = Estimate(0.06, -0.02, 0.16)
+    silos = [Silo(f"s{i}", 25, one, None, one, one, "cloud") for i in range(16)]
+    found = Joining("accuracy", True, "fedamp", "", (0,), tuple(silos))
+    assert found.together == pytest.approx((0.06, 0.06 - 0.08 / 4, 0.06 + 0.10 / 4))
+    assert joining_sentence(found).endswith("too few. Over all of them the mean gain is +6.0 points (+4.0 to +8.5).")
 
 
 def test_the_mean_gain_leaves_out_silos_that_have_none() -> None:
     known, none = Estimate(0.5, 0.4, 0.6), Estimate(np.nan)
     silos = [Silo(str(i), 9, known, None, known, gain, "cloud") for i, gain in enumerate((known, none))]
-    assert Joining("auc", True, "fedamp", "", (0,), tuple(silos)).mean_gain == 0.5
-    assert np.isnan(Joining("auc", True, "fedamp", "", (0,), tuple(silos[1:])).mean_gain)
+    assert Joining("auc", True, "fedamp", "", (0,), tuple(silos)).together.value == 0.5
+    assert np.isnan(Joining("auc", True, "fedamp", "", (0,), tuple(silos[1:])).together.value)
 
 
 def sentence(*gains: tuple[float, float]) -> str:

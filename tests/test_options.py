@@ -56,8 +56,11 @@ def test_the_data_set_and_the_model_go_by_the_name_of_their_table():
 @pytest.mark.parametrize("method", methods.names())
 def test_every_setting_can_be_given_by_its_full_name(method):
     for path in paths([method]):
-        value = method if path == "method" else 1
+        value: object = method if path == "method" else 1
         table = parse(["--method", method, f"{path}={value}"])
+        value = {"table.ignore": ["1"], "table.categorical": ["1"], "table.missing": [1], "local.betas": [1]}.get(
+            path, value
+        )
         *tables, leaf = path.split(".")
         for name in tables:
             table = table[name]
@@ -143,6 +146,53 @@ def test_a_setting_like_no_other_is_answered_with_each_known_one_once():
 def test_an_unknown_method_is_answered_before_its_settings_are():
     with pytest.raises(UnknownMethod, match="Did you mean 'fedprox'"):
         parse(["--method", "fedprocks", "--mu", "3"])
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("admitted", ["admitted"]),
+        ("admitted,patient_id", ["admitted", "patient_id"]),
+        ("admitted, patient id,", ["admitted", "patient id"]),
+        ('["admitted", "patient_id"]', ["admitted", "patient_id"]),
+        ('"last, first"', ["last, first"]),
+        ('"a","b"', ["a", "b"]),
+        ("2019,true", ["2019", "true"]),
+        ("", []),
+    ],
+)
+@pytest.mark.parametrize("setting", ["ignore", "categorical"])
+def test_a_list_of_names_may_be_words_with_commas(setting, text, value):
+    for words in ([f"--{setting}", text], [f"--table.{setting}={text}"]):
+        assert parse(words) == {"table": {setting: value}}
+    assert getattr(resolve(parse([f"--{setting}", text])).table, setting) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("NA,-", ["NA", "-"]),
+        ("-", ["-"]),
+        ("-9", [-9]),
+        ("?,NA,-9,0.5", ["?", "NA", -9, 0.5]),
+        ('"-9",NA', ["-9", "NA"]),
+        ("nan,inf,true,2020-01-01", ["nan", "inf", "true", "2020-01-01"]),
+        ('["NA", -9]', ["NA", -9]),
+    ],
+)
+def test_numbers_among_what_means_missing_are_numbers_and_the_rest_are_words(text, value):
+    found = parse(["--missing", text])["table"]["missing"]
+    assert found == value
+    assert [isinstance(each, str) for each in found] == [isinstance(each, str) for each in value]
+    assert resolve(parse(["--missing", text])).table.missing == value
+
+
+def test_a_setting_that_is_a_word_or_a_list_is_a_list_where_there_is_a_comma():
+    assert parse(["--class-weights", "balanced"]) == {"local": {"class_weights": "balanced"}}
+    assert parse(["--class-weights", "1,2.5"]) == {"local": {"class_weights": [1, 2.5]}}
+    assert parse(["--betas", "0.5,0.9"]) == {"local": {"betas": [0.5, 0.9]}}
+    assert parse(["--loss", "a,b"]) == {"learning": {"loss": "a,b"}}, "no list"
+    assert parse(["--missing-in", "{chol = [0]}"]) == {"table": {"missing_in": {"chol": [0]}}}
 
 
 def test_a_number_that_toml_writes_otherwise_is_still_a_number():

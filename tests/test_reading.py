@@ -140,7 +140,7 @@ def test_infinity_is_refused_with_its_place(ask, cells):
 
 def test_the_word_nan_is_no_category_unless_it_is_declared_missing():
     table = read({"a": ["x", "NaN", "y"]})
-    with pytest.raises(TableError, match=r"row 1 .*'a' is 'NaN'.*table.missing = \['NaN'\]"):
+    with pytest.raises(TableError, match=r"row 1 .*'a' is 'NaN'.*add 'NaN' to .*table\.missing \(--missing\)"):
         categories(table, "a")
     assert categories(table, "a", ["NaN"]) == ["x", None, "y"]
 

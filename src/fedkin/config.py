@@ -68,15 +68,17 @@ class Corruption(_Strict):
 class Model(_Strict):
     """The network: one of ours by name, or 'package.module:factory'."""
 
-    name: str = "mlp"
-    settings: dict[str, Any] = {}
+    name: Annotated[str, Field(description="mlp, logistic, cnn, resnet18, gru, or 'package.module:factory'")] = "mlp"
+    settings: Annotated[dict[str, Any], Field(description="the model's own, such as hidden for mlp")] = {}
 
 
 class Learning(_Strict):
     """Loss and metric, by name or 'package.module:function'; by default what the data set's task has."""
 
-    loss: str = "default"
-    metric: str = "default"
+    loss: Annotated[str, Field(description="cross_entropy, mse, or your own")] = "default"
+    metric: Annotated[
+        str, Field(description="accuracy, balanced_accuracy, auc, log_loss; mse, rmse, mae; or your own")
+    ] = "default"
     lower_is_better: Annotated[bool, Field(description="of a metric of your own: the lower, the better")] = False
 
 
@@ -94,9 +96,9 @@ class Participation(_Strict):
 class Config(_Strict):
     """One run of one method."""
 
-    method: str = "fedamp"
-    rounds: Annotated[int, Field(ge=1)] = 100
-    seed: Annotated[int, Field(ge=0)] = 0
+    method: Annotated[str, Field(description="`fedkin methods` lists them; or 'package.module:Class'")] = "fedamp"
+    rounds: Annotated[int, Field(ge=1, description="exchanges between server and clients")] = 100
+    seed: Annotated[int, Field(ge=0, description="of the split, the start and the training")] = 0
     split_seed: Annotated[int | None, Field(ge=0, description="by default seed")] = None
     init_seed: Annotated[int | None, Field(ge=0, description="by default seed")] = None
     training_seed: Annotated[int | None, Field(ge=0, description="by default seed")] = None

@@ -79,10 +79,14 @@ class Joining:
     """Whether there are several seeds, and it is known which of a silo's samples each tested."""
 
     @property
-    def mean_gain(self) -> float:
-        """Over the silos that have one; NaN where none has."""
-        gains = [silo.gain.value for silo in self.silos if not np.isnan(silo.gain.value)]
-        return float(np.mean(gains)) if gains else float("nan")
+    def together(self) -> Estimate:
+        """The mean gain over the silos that have one. Their test samples are not the same, so errors add as squares."""
+        known = np.array([silo.gain for silo in self.silos if not np.isnan(silo.gain.value)]).reshape(-1, 3)
+        if not len(known):
+            return Estimate(float("nan"))
+        value, low, high = known.T
+        mean, below, above = value.mean(), np.square(value - low).sum(), np.square(high - value).sum()
+        return Estimate(float(mean), *(float(mean + side / len(known)) for side in (-np.sqrt(below), np.sqrt(above))))
 
     def frame(self) -> Any:
         """A pandas frame with a row for each silo."""
@@ -150,7 +154,7 @@ def worth_joining(runs: Sequence[Run], metric: str | None = None) -> Joining:
                 common=patients.estimate(measure.name, common, GLOBAL[1]) if common else None,
                 personal=patients.estimate(measure.name, after, CHOSEN),
                 gain=patients.gain(measure.name, before, after, CHOSEN),
-                handed=" or ".join(dict.fromkeys(outputs.handed[0] for outputs in after)),
+                handed=" or ".join(sorted({outputs.handed[0] for outputs in after})),
             )
         )
     by_patient = known and len(seeds) > 1

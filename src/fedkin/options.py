@@ -84,7 +84,9 @@ def described(model: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, F
 def meaning(info: FieldInfo) -> str:
     """What a setting does, and the words it may be."""
     words = ", ".join(map(str, dict.fromkeys(_words(info.annotation))))
-    return ": ".join(part for part in (info.description, words) if part)
+    if info.description and words:
+        return f"{info.description} ({words})"
+    return info.description or words
 
 
 def _words(annotation: Any) -> Iterable[str]:
@@ -134,7 +136,7 @@ def _meant(text: str, annotation: Any) -> Any:
     if isinstance(value, str) and value != text:
         return [value]  # in quotes, and so one word whatever is in it
     words = [word.strip() for word in text.split(",")]
-    return [_member(word, numbers="float" in str(kind) or "int" in str(kind)) for word in words if word]
+    return [_member(word, numbers=get_args(kind) != (str,)) for word in words if word]
 
 
 def _member(text: str, numbers: bool) -> Any:

@@ -34,7 +34,7 @@ def _console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, soft_wrap=True, width=int(os.environ.get("COLUMNS", "120")))
 
 
-MOST_SILOS = 30
+MOST_SILOS = 12
 """Silos that a table in the terminal is made for."""
 COLOURS = {"yes": "green", "no": "red", "cannot tell": "dim"}
 
@@ -80,8 +80,17 @@ def show_comparison(results: api.Results) -> None:
 
 
 def show_joining(runs: list[Run]) -> None:
-    """Whether it was worth joining: a table for up to thirty silos, and a sentence."""
-    from .report import estimate_text, gain_text, is_share, joined, joining_words, metric_name, score_text
+    """Whether it was worth joining: a table where silos are few, and what they come to."""
+    from .report import (
+        estimate_text,
+        gain_text,
+        is_share,
+        joined,
+        joining_sentence,
+        joining_words,
+        metric_name,
+        score_text,
+    )
 
     found = joined(runs)
     if found is None:
@@ -111,7 +120,7 @@ def show_joining(runs: list[Run]) -> None:
             )
         out.print(table)
         out.print(joining_words(found), style="dim", highlight=False)
-    out.print(found.sentence, style="bold", highlight=False)
+    out.print(joining_sentence(found), style="bold", highlight=False)
 
 
 def show_newcomers(runs: list[Run]) -> None:

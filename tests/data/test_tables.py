@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
+import tomllib
 import types
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +21,7 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from fedkin import api, comparison, data
+from fedkin import api, comparison, data, options
 from fedkin.config import ConfigError, merge, resolve
 from fedkin.data import UnknownData, tables
 from fedkin.data.own import OwnDataError
@@ -475,8 +477,9 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "text among numbers": (
         lambda: cell(cell(FRAME, 5, "age", "?"), 6, "age", "old"),
         {},
-        r"row 5 .*column 'age' is '\?' where most cells are numbers \(2 such cells\).*table.missing = \['\?'\]"
-        r".*table.categorical = \['age'\]",
+        r"row 5 .*column 'age' is '\?' where most cells are numbers \(2 such cells: '\?', 'old'\).*"
+        r'table.missing = \["\?", "old"\].*'
+        r"table.categorical = \['age'\]",
     ),
     "nan as a word": (lambda: cell(FRAME, 5, "age", "nan"), {}, "column 'age' is 'nan' where most cells are numbers"),
     "inf as a word": (lambda: cell(FRAME, 5, "age", "-inf"), {}, "column 'age' is '-inf' where most cells are numbers"),
@@ -497,6 +500,11 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         "'name' has 91 different texts in 91 rows, such as 'patient 0'",
     ),
     "decimal commas": (lambda: FRAME.assign(dose=[f"{i},5" for i in range(91)]), {}, "write them with a point"),
+    "a client of one row with a name like another's": (
+        lambda: cell(FRAME, 3, "clinic", "Nroth"),
+        {},
+        r"'Nroth' has 1 in all.* 'Nroth' \(1 row\) looks like 'north' \((39|40) rows\): the same silo\?$",
+    ),
     "dates": (
         lambda: FRAME.assign(day=pd.Timestamp("2020-01-01")),
         {},
@@ -535,6 +543,58 @@ def test_more_than_a_thousand_classes_are_refused():
     frame = pd.DataFrame({"who": ["a", "b"] * 1100, "x": range(2200), "y": [f"c{i % 1001}" for i in range(2200)]})
     with pytest.raises(TableError, match="has 1001 different values in 2200 rows, too many for classes"):
         Federation.from_table(frame, "who", "y")
+
+
+def test_all_words_among_numbers_are_told_with_an_advice_that_needs_to_be_followed_once(tmp_path):
+    """Following the advice as it is written, as an option or as a setting, gives a federation."""
+    frame = FRAME
+    for row, word in enumerate(["NA", "-", "NA", "n/a", "nan", "?"]):
+        frame = cell(frame, row, "age", word)
+    frame = cell(cell(frame, 7, "age", "unknown"), 8, "age", -9)
+    with pytest.raises(TableError) as caught:
+        federation(frame, missing=["unknown", -9])
+    assert "(6 such cells: 'NA', '-', 'n/a', 'nan', '?'). If they mean missing, declare them: " in str(caught.value)
+    told = re.search(r'(--missing) "(.*)" \((table\.missing = .*?)\);', str(caught.value))
+    assert told
+    option, setting = options.parse([told[1], told[2]]), tomllib.loads(told[3])
+    assert option == setting == {"table": {"missing": ["unknown", -9, "NA", "-", "n/a", "nan", "?"]}}
+    federation(frame, **setting["table"])
+
+
+def test_of_many_different_words_among_numbers_five_are_told():
+    frame = FRAME
+    for row in range(8):
+        frame = cell(frame, row, "age", f"w{row}")
+    with pytest.raises(TableError, match=r"8 such cells: 'w0', 'w1', 'w2', 'w3', 'w4' and 3 more\)"):
+        federation(frame)
+
+
+def test_words_that_an_option_would_cut_or_a_shell_would_change_are_advised_as_a_setting():
+    for word in ("3,5", 'a "b"', "$x"):
+        with pytest.raises(TableError) as caught:
+            federation(cell(FRAME, 5, "age", word))
+        assert "--missing" not in str(caught.value)
+        setting = re.search(r"table\.missing = \[.*?\](?=;)", str(caught.value))
+        assert setting
+        assert tomllib.loads(setting[0]) == {"table": {"missing": [word]}}
+
+
+@pytest.mark.parametrize(
+    "form", ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%d.%m.%Y", "%m/%d/%y", "%Y/%m/%d", "%d-%m-%Y"]
+)
+def test_dates_as_texts_are_to_become_numbers(form):
+    days = pd.date_range("2023-11-20", periods=91).strftime(form)
+    with pytest.raises(
+        TableError, match=r"table.ignore = \['day'\].*If they are dates, turn them into numbers"
+    ) as caught:
+        federation(FRAME.assign(day=days))
+    assert "with a point" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", ["{},25", "10.0.3.{}", "1-2-{:05d}", "patient {}"])
+def test_other_texts_are_not_taken_for_dates(form):
+    with pytest.raises(TableError, match="write them with a point"):
+        federation(FRAME.assign(day=[form.format(i) for i in range(91)]))
 
 
 def test_text_is_refused_with_the_line_of_the_file(tmp_path):
@@ -597,6 +657,32 @@ def test_a_column_with_another_value_in_all_rows_of_silos_is_told_without_advice
     assert told(frame) == "Column 'pain' is none in all training rows of north, south, and varies elsewhere."
     frame = FRAME.assign(chol=FRAME["chol"].where(FRAME["clinic"] != "west", 5.0))
     assert told(frame) == "Column 'chol' is 5 in all training rows of west, and varies elsewhere."
+
+
+def clinics(**sizes: int) -> pd.DataFrame:
+    """A table of clients with these numbers of rows, in which nothing else is worth a note."""
+    who = [name for name, rows in sizes.items() for _ in range(rows)]
+    return pd.DataFrame({"who": who, "row": np.arange(len(who)), "y": np.arange(len(who)) % 2})
+
+
+def test_a_small_client_with_a_name_like_anothers_is_told():
+    found = of_numbers(clinics(North=120, South=100, Nroth=11, east=12, EAST=2))
+    assert set(found.notes) == {
+        "'EAST' (2 rows) looks like 'east' (12 rows): the same silo?",
+        "'Nroth' (11 rows) looks like 'North' (120 rows): the same silo?",
+    }
+
+
+def test_a_client_with_too_few_rows_and_a_name_like_anothers_is_told_however_small_all_are():
+    with pytest.raises(FederationError, match=r"'Nroth' \(1 row\) looks like 'North' \(8 rows\): the same silo\?$"):
+        of_numbers(clinics(North=8, South=7, Nroth=1))
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"North": 120, "Nroth": 12}, {"North": 120, "west": 4}, {"silo_1": 120, "silo_2": 4}, {"only": 4}]
+)
+def test_clients_that_are_not_small_or_not_alike_or_numbered_are_not_told(sizes):
+    assert not [note for note in of_numbers(clinics(**sizes)).notes if "looks like" in note]
 
 
 def test_a_client_with_one_class_and_a_single_client_can_be_used():
@@ -945,6 +1031,39 @@ def test_what_is_no_data_set_is_refused(module):
 def test_the_settings_of_a_table_are_checked_as_all_settings_are(csv):
     with pytest.raises(ConfigError, match=r"There is no setting 'table\.clients'"):
         resolve({"data": "patients.csv", "table": {"clients": "clinic"}})
+
+
+@pytest.mark.parametrize("setting", ["ignore", "categorical"])
+def test_one_name_is_a_list_of_one(setting):
+    same(federation(**{setting: "age"}), federation(**{setting: ["age"]}))
+
+
+def test_one_mark_is_a_list_of_one():
+    for mark in ("?", -9):
+        frame = cell(FRAME, 5, "age", mark)
+        same(federation(frame, missing=mark), federation(frame, missing=[mark]))
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ({"client": "clinic", "target": "ill"}, "table.client and table.target are for tables"),
+        ({"client": "clinic"}, "table.client is for tables"),
+        ({"target": "ill"}, "table.target is for tables"),
+    ],
+)
+def test_columns_of_a_data_set_that_is_no_table_are_refused(table, said):
+    sentence = f"{said}, but data.name = 'digits' is none: say which with --data patients.csv."
+    for raw in ({}, {"data": "digits"}):
+        with pytest.raises(ConfigError) as caught:
+            resolve({**raw, "table": table})
+        assert str(caught.value) == sentence
+
+
+def test_columns_of_tables_may_be_named(csv):
+    for name in ("patients.csv", "heart"):
+        assert resolve({"data": name, "table": {"target": "ill"}}).table.target == "ill"
+    assert resolve({"data": "heart"}).table.client == "hospital"
 
 
 def test_preprocessing_and_task_tell_everything_a_prediction_needs():

@@ -38,6 +38,7 @@ from fedkin.engines.simulation import Diverged, Interrupted, MethodError
 from fedkin.methods import UnknownMethod
 from fedkin.runs import Run, Writer
 from fedkin.state import State
+from fedkin.terminal import show_run
 
 METHODS = ("separate", "fedavg", "fedprox", "groups", "fedamp", "heurfedamp", "scaffold", "apfl")
 EIGHT = (11, 9, 8, 7, 6, 5, 5, 4)
@@ -226,6 +227,16 @@ def test_the_collaboration_recorded_in_a_round_is_the_one_that_made_its_cloud_mo
         xi = torch.from_numpy(on_disk.collaboration(k)).double()
         assert close(xi, run.servers[k - 1].xi, 1e-6)
         assert close(run.rows(k, "cloud"), run.servers[k - 1].xi @ run.servers[k - 1].W, 1e-12)
+
+
+@pytest.mark.parametrize(("groups", "told"), [([0, 0, 1, 1], True), ([0, 1, 2, 3], False)])
+def test_attention_is_held_against_groups_unless_each_client_is_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], groups: list[int], told: bool
+) -> None:
+    run = api.run({**BASE, "method": "fedamp"}, federation=toy(groups=groups), out=tmp_path / "run")
+    assert (run.summary["collaboration"] is not None) == told
+    show_run(run)
+    assert ("Within the known groups" in capsys.readouterr().out) == told
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -56,8 +56,8 @@ def run(words: Words = None, folder: Out = None) -> None:
 
     Settings are written `key=value`, `--key value` or `--key=value`;
     they are laid over those of the configuration file, if one is given.
-    The config.toml that a run leaves lists them all, and
-    `fedkin methods NAME` explains those of a method.
+    `fedkin settings` lists them all, `fedkin methods NAME` those of a method.
+    Your own table: `--data patients.csv --client hospital --target disease`.
     """
     ready = api.prepare(options.parse(words or []))
     path = folder or api.free_folder(ready.config)
@@ -80,7 +80,8 @@ def compare(
 ) -> None:
     """Compare methods over seeds: a table, tests, and a report. The same command again goes on where it ended.
 
-    Settings are written as for `fedkin run` and hold for all methods;
+    Settings are written as for `fedkin run` (`fedkin settings` lists them)
+    and hold for all methods;
     `methods.NAME.settings.key=value` is for one. With `--vary corruption.labels=0,0.2,0.4`
     they are compared at every level of a setting, in one picture.
     """

@@ -44,7 +44,7 @@ def is_path(name: str) -> bool:
 
 
 def is_table(name: str) -> bool:
-    """Whether the data is a table or a folder, which `table` settings are about: a path, or a data set such as heart."""
+    """Whether it is what `table` settings are about: the path of a table or a folder, or a data set such as heart."""
     return is_path(name) or hasattr(_module(name), "table")
 
 

@@ -134,6 +134,15 @@ def joined(runs: Sequence[Run]) -> Joining | None:
         return None
 
 
+def joining_sentence(found: Joining) -> str:
+    """The silos' answers counted, and what they gain on average, which may be sure where no single answer is."""
+    if len(found.silos) == 1 or np.isnan(found.together.value):
+        return found.sentence
+    unit = " points" if is_share(found.metric) else ""
+    value, _, interval = gain_text(found.together, found.metric).partition(" ")
+    return f"{found.sentence} Over all of them the mean gain is {value}{unit} {interval}."
+
+
 def joining_words(found: Joining) -> str:
     """What the table of silos shows, in sentences."""
     seeds = ""
@@ -215,7 +224,8 @@ def _lead(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -> s
     name = "Training alone" if first.method == comparison.ALONE else first.method
     side = "above" if comparison.higher_is_better(runs) else "below"
     gap = difference_text(first.bmta - second.bmta, metric)
-    text = f"{name} does best: a mean test {metric_name(metric)} of {best}, {gap} {side} {second.method} ({next_best})"
+    best = f"a mean test {metric_name(metric)} of {best} at its best round"
+    text = f"{name} does best: {best}, {gap} {side} {second.method} ({next_best})"
     for pair in comparison.tests(runs, reference):
         if {pair.first, pair.second} == {first.name, second.name}:
             wins, losses = pair.result.wins, pair.result.losses

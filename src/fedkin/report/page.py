@@ -31,6 +31,7 @@ from fedkin.report import (
     finding,
     gain_text,
     joined,
+    joining_sentence,
     joining_words,
     metric_name,
     p_text,
@@ -100,7 +101,7 @@ def _finding(
     runs: Sequence[Run], table: Sequence[Row], found: Joining | None, reference: str | None, notes: Sequence[str]
 ) -> str:
     first, *others = finding(runs, reference)
-    lead, *more = (_e(sentence) for sentence in [first, *([found.sentence] if found else []), *others])
+    lead, *more = (_e(sentence) for sentence in [first, *([joining_sentence(found)] if found else []), *others])
     tiles = "".join(
         f'<div class="tile"><span>{_e(label)}</span><b>{_e(value)}</b><span>{_e(below)}</span></div>'
         for label, value, below in _tiles(runs, table, found)
@@ -124,7 +125,7 @@ def _tiles(runs: Sequence[Run], table: Sequence[Row], found: Joining | None) -> 
 
 def _joining_tiles(found: Joining) -> list[tuple[str, str, str]]:
     """What joining came to by the models handed out, as the section on joining has it."""
-    gain = found.mean_gain
+    gain = found.together.value
     tiles = []
     if not np.isnan(gain):
         label = "Gained by joining" if gain >= 0 else "Lost by joining"
@@ -229,8 +230,8 @@ def _clients(runs: Sequence[Run], table: Sequence[Row], found: Joining | None) -
     heads = _head(["client", *(["group"] if groups else []), *(["training samples"] if samples else [])], named)
     about = "Every client’s score at the method’s best round, picked on test data, mean over seeds. "
     if found is not None:
-        about += "Shown is each method’s headline model; “Was it worth joining?” speaks of the models handed out at the "
-        about += "end, so signs may differ. "
+        about += """Shown is each method’s headline model; “Was it worth joining?” speaks of the models handed out at
+the end, so signs may differ. """
     about += "Click a heading to sort. "
     if not both:
         about += "Include the method <code>separate</code> in the comparison to see for whom joining was worth it."
@@ -254,14 +255,14 @@ def _joining(found: Joining | None) -> str:
         scores = [silo.alone, *([silo.common] if plain else []), silo.personal]
         cells = [_cell(f"{silo.samples:,}", silo.samples)]
         cells += [_interval_cell(estimate_text(score, metric), score) for score in scores]
-        cells += [f"<td>{_e(silo.handed)}</td>"] if several else []
+        cells += [f'<td class="handed">{_e(silo.handed)}</td>'] if several else []
         cells.append(_interval_cell(gain_text(silo.gain, metric), silo.gain))
         mark = {"yes": "good", "no": "bad", "cannot tell": "unclear"}[silo.answer]
         cells.append(f'<td><span class="verdict {mark}">{_e(silo.verdict)}</span></td>')
         lines.append(f"<tr><th>{_e(silo.client)}</th>{''.join(cells)}</tr>")
     table = _table(_head(heads, '<th data-sort="text" class="words">worth joining?</th>'), lines, "joining")
     picture = figures.embed("joining", figures.joining(found)) if len(found.silos) <= figures.MOST_SILOS else ""
-    about = f"<b>{_e(found.sentence)}</b> {_e(joining_words(found))}"
+    about = f"<b>{_e(joining_sentence(found))}</b> {_e(joining_words(found))}"
     return _section("Was it worth joining?", about, picture + table)
 
 

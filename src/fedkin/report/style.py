@@ -38,7 +38,8 @@ td.worse{background:var(--badback);color:var(--bad);font-weight:600}
 td small{color:inherit;opacity:.75;margin-left:.35em}
 section>p.about b{color:var(--ink);display:block;font-size:1.02rem}
 .joining{margin-top:14px}.joining th,.joining td{padding:7px 8px}.joining td small{display:block;margin-left:0}
-.joining td:last-child,.joining th.words{text-align:left;white-space:normal;min-width:150px}
+.joining td:last-child,.joining th.words{text-align:left;white-space:normal;min-width:140px}
+.joining tbody th,.joining td.handed{white-space:normal}
 .verdict{display:inline-block;border-radius:12px;padding:1px 10px;font-size:.84rem;line-height:1.35;font-weight:600}
 .verdict.good{background:#e3f4ec;color:#00664a}.verdict.bad{background:var(--badback);color:var(--bad)}
 .verdict.unclear{background:var(--back);color:var(--soft);font-weight:500}
