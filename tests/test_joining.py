@@ -130,7 +130,14 @@ def test_silos_together_are_surer_than_each_alone() -> None:
     silos = [Silo(f"s{i}", 25, one, None, one, one, "cloud") for i in range(16)]
     found = Joining("accuracy", True, "fedamp", "", (0,), tuple(silos))
     assert found.together == pytest.approx((0.06, 0.06 - 0.08 / 4, 0.06 + 0.10 / 4))
-    assert joining_sentence(found).endswith("too few. Over all of them the mean gain is +6.0 points (+4.0 to +8.5).")
+    assert joining_sentence(found) == (
+        "On average joining changes a silo's accuracy by +6.0 points (+4.0 to +8.5), where positive is better; for no "
+        "single one of the 16 are the test data enough to tell."
+    )
+    wide = Estimate(0.06, -0.10, 0.20)
+    few = tuple(Silo(f"s{i}", 9, wide, None, wide, wide, "cloud") for i in range(2))
+    said = joining_sentence(Joining("accuracy", True, "fedamp", "", (0,), few))
+    assert said.endswith("too few. Over all of them the mean gain is +6.0 points (−5.3 to +15.9).")
 
 
 def test_the_mean_gain_leaves_out_silos_that_have_none() -> None:
