@@ -131,8 +131,8 @@ def test_silos_together_are_surer_than_each_alone() -> None:
     found = Joining("accuracy", True, "fedamp", "", (0,), tuple(silos))
     assert found.together == pytest.approx((0.06, 0.06 - 0.08 / 4, 0.06 + 0.10 / 4))
     assert joining_sentence(found) == (
-        "On average joining gains a silo 6.0 points of accuracy (+4.0 to +8.5); for no single one of the 16 are the test "
-        "data enough to tell."
+        "On average joining gains a silo 6.0 points of accuracy (+4.0 to +8.5); "
+        "for no single one of the 16 are the test data enough to tell."
     )
     wide = Estimate(0.06, -0.10, 0.20)
     few = tuple(Silo(f"s{i}", 9, wide, None, wide, wide, "cloud") for i in range(2))

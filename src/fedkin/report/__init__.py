@@ -143,8 +143,8 @@ def joining_sentence(found: Joining) -> str:
     if all(silo.answer == "cannot tell" for silo in found.silos) and found.together.low * found.together.high > 0:
         verb = "gains" if found.together.low > 0 else "costs"
         return (
-            f"On average joining {verb} a silo {value[1:]}{unit} of {metric_name(found.metric)} {interval}; for no single "
-            f"one of the {len(found.silos)} are the test data enough to tell."
+            f"On average joining {verb} a silo {value[1:]}{unit} of {metric_name(found.metric)} {interval}; "
+            f"for no single one of the {len(found.silos)} are the test data enough to tell."
         )
     return f"{found.sentence} Over all of them the mean gain is {value}{unit} {interval}."
 
