@@ -548,6 +548,8 @@ def test_words_need_no_plotting_library_and_a_missing_one_is_named(tmp_path: Pat
         monkeypatch.delitem(sys.modules, module, raising=False)
     for name in ("page", "figures", "paper"):
         monkeypatch.delattr(report, name, raising=False)
+    for name in [m for m in sys.modules if m.partition(".")[0] in ("plotly", "matplotlib")]:
+        monkeypatch.delitem(sys.modules, name)  # whatever parts of them other tests have loaded
     monkeypatch.setitem(sys.modules, "plotly", None)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     run = make(tmp_path / "run")

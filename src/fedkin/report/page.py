@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plotly.offline import get_plotlyjs
 
 from fedkin import comparison as compare
 from fedkin import statistics
@@ -70,6 +69,8 @@ def write_page(
 
 
 def _page(title: str, chips: Iterable[str], body: str) -> str:
+    from plotly.offline import get_plotlyjs  # after `figures`, which says what to do where there is no plotly
+
     plotly = get_plotlyjs()
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in (plotly, figures.SCRIPT))
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
