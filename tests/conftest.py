@@ -1,9 +1,29 @@
-"""For all tests: the helpers at hand, and one thread."""
+"""For all tests: the helpers at hand, one thread, and the command."""
+
+from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 torch.set_num_threads(1)  # products this small wait longer for a second core than they gain from it
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
+    """`fedkin …` in this process; its exit code."""
+    from fedkin import cli
+
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def typed(*words: str | Path) -> int:
+        monkeypatch.setattr(sys, "argv", ["fedkin", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        return int(ended.value.code or 0)
+
+    return typed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -206,3 +207,23 @@ def accuracy(assembly: Assembly, client: int, row: Tensor) -> float:
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> bool:
     """Equal to a tolerance, elementwise, relative to the larger of one and the number."""
     return a.shape == b.shape and bool(((a - b).abs() <= tolerance * b.abs().clamp(min=1)).all())
+
+
+# ---- the command ----
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed, and its exit code."""
+
+    code: int
+    out: str
+    err: str
+
+    def sentence(self) -> str:
+        """The one line that a mistake is answered with."""
+        assert self.code == 2, self
+        assert self.out == ""
+        assert self.err.startswith("fedkin: ")
+        assert self.err.count("\n") == 1
+        return self.err

@@ -11,7 +11,7 @@ import pytest
 from helpers import BASE, toy
 
 import fedkin
-from fedkin import FedkinError, cli
+from fedkin import FedkinError
 from fedkin.config import merge
 from fedkin.federation import Federation
 from fedkin.report.levels import lines, picture, places
@@ -178,17 +178,6 @@ def test_a_level_that_cannot_be_is_refused_before_anything_runs(tmp_path: Path, 
 
 
 # ---- the command ----
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Callable[..., int]:
-    def run(*words: str | Path) -> int:
-        monkeypatch.setattr("sys.argv", ["fedkin", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0)
-
-    return run
 
 
 def test_the_command_writes_one_picture_and_one_table_a_setting(

@@ -14,7 +14,7 @@ import torch
 from helpers import BASE, toy
 
 import fedkin
-from fedkin import FedkinError, Listener, cli, options, tuning
+from fedkin import FedkinError, Listener, options, tuning
 from fedkin.config import ConfigError, merge
 from fedkin.engines import lockstep
 from fedkin.engines.simulation import Interrupted
@@ -322,17 +322,6 @@ def test_without_validation_data_nothing_can_be_chosen(
 # ---- the command, and what it shows ----
 
 Fedkin = Callable[..., int]
-
-
-@pytest.fixture
-def command(monkeypatch: pytest.MonkeyPatch) -> Fedkin:
-    def run(*words: str | Path) -> int:
-        monkeypatch.setattr("sys.argv", ["fedkin", *map(str, words)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        return int(ended.value.code or 0)
-
-    return run
 
 
 def test_the_command_shows_every_point_and_the_test_score_of_the_chosen_alone(

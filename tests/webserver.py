@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from fedkin.data.files import DataSet, File, Form
+from fedkin.data.catalogue import DataSet, File, Form
 
 
 @dataclass

@@ -19,9 +19,10 @@ from pathlib import Path
 import pytest
 from webserver import BODIES, MIRRORED, PUBLIC, Site, file, made_up, serving
 
-from fedkin.data import files
+from fedkin.data import catalogue, files
+from fedkin.data.catalogue import DataSet, File, Form
 from fedkin.data.fetch import Listener, Patience, fetch
-from fedkin.data.files import DataError, DataSet, File, Form
+from fedkin.data.files import DataError
 
 QUICK = Patience(timeout=5.0, pauses=(0.0, 0.0))
 ONE = BODIES["one.bin"]
@@ -52,7 +53,7 @@ def site() -> Iterator[Site]:
 @pytest.fixture
 def toys(monkeypatch, tmp_path, site) -> Path:
     """The folder for the data set that the site has."""
-    monkeypatch.setattr(files, "CATALOGUE", {"toys": made_up(site.url)})
+    monkeypatch.setattr(catalogue, "CATALOGUE", {"toys": made_up(site.url)})
     return tmp_path / "data" / "toys"
 
 
@@ -211,7 +212,7 @@ def test_a_whole_part_is_only_looked_at(get, toys, site):
 def test_where_the_size_is_not_known_the_checksum_decides(get, toys, site, monkeypatch, part):
     """A whole part is answered with 416 and its length, a longer one with 416 and another length."""
     form = Form("", (File("one.bin", md5=hashlib.md5(ONE).hexdigest(), urls=(f"{site.url}/pub/one.bin",)),))
-    monkeypatch.setitem(files.CATALOGUE, "toys", replace(made_up(), forms=(form,)))
+    monkeypatch.setitem(catalogue.CATALOGUE, "toys", replace(made_up(), forms=(form,)))
     toys.mkdir(parents=True)
     (toys / "one.bin.part").write_bytes(part)
     get()
@@ -289,7 +290,7 @@ def test_no_more_is_read_than_the_file_has(toys, site):
 
 def test_mirrors_are_asked_in_their_order(get, toys, site, monkeypatch, notes):
     with serving({"/pub/one.bin": b"bad" + ONE[3:]}) as bad, serving(PUBLIC) as spare:
-        monkeypatch.setitem(files.CATALOGUE, "toys", made_up(bad.url, site.url, spare.url))
+        monkeypatch.setitem(catalogue.CATALOGUE, "toys", made_up(bad.url, site.url, spare.url))
         get()
         assert complete(toys)
         assert bad.asked() == ["/pub/one.bin"], "a host that failed is asked last from then on"
@@ -300,7 +301,7 @@ def test_mirrors_are_asked_in_their_order(get, toys, site, monkeypatch, notes):
 
 def test_another_mirror_goes_on_with_the_part_of_the_first(get, toys, site, monkeypatch):
     with serving(PUBLIC, cuts=[30_000, 0, 0]) as broken:
-        monkeypatch.setitem(files.CATALOGUE, "toys", made_up(broken.url, site.url))
+        monkeypatch.setitem(catalogue.CATALOGUE, "toys", made_up(broken.url, site.url))
         get()
     assert complete(toys)
     assert site.ranges_asked()[0] == "bytes=30000-"
@@ -320,7 +321,7 @@ def test_a_file_that_is_not_there_is_told_with_what_to_do(get, toys, site):
 
 def test_without_a_network_every_host_is_told_and_what_to_do(get, toys, monkeypatch):
     hosts = [f"http://127.0.0.1:{closed_port()}", "http://no-such-host.invalid"]
-    monkeypatch.setitem(files.CATALOGUE, "toys", made_up(*hosts))
+    monkeypatch.setitem(catalogue.CATALOGUE, "toys", made_up(*hosts))
     with pytest.raises(DataError) as caught:
         get(patience=Patience())  # with its usual pauses: these are not waited for
     said = str(caught.value)
@@ -423,7 +424,7 @@ def zipped(site: Site, body: bytes, *members: File) -> DataSet:
 
 
 def test_only_what_is_wanted_is_unpacked_and_the_archive_goes(get, toys, site, monkeypatch):
-    monkeypatch.setitem(files.CATALOGUE, "toys", zipped(site, packed(INSIDE)))
+    monkeypatch.setitem(catalogue.CATALOGUE, "toys", zipped(site, packed(INSIDE)))
     get()
     assert complete(toys)
     assert get() == []
@@ -431,7 +432,7 @@ def test_only_what_is_wanted_is_unpacked_and_the_archive_goes(get, toys, site, m
 
 
 def test_an_archive_that_somebody_brought_is_used_and_left(get, toys, site, monkeypatch):
-    monkeypatch.setitem(files.CATALOGUE, "toys", zipped(site, packed(INSIDE)))
+    monkeypatch.setitem(catalogue.CATALOGUE, "toys", zipped(site, packed(INSIDE)))
     toys.mkdir(parents=True)
     (toys / "all.zip").write_bytes(packed(INSIDE))
     get()
@@ -440,7 +441,7 @@ def test_an_archive_that_somebody_brought_is_used_and_left(get, toys, site, monk
 
 
 def test_a_mirror_has_the_single_files_of_an_archive(get, toys, site, monkeypatch):
-    monkeypatch.setitem(files.CATALOGUE, "toys", zipped(site, packed(INSIDE)))
+    monkeypatch.setitem(catalogue.CATALOGUE, "toys", zipped(site, packed(INSIDE)))
     with serving(MIRRORED) as intranet:
         get(f"{intranet.url}/mirror")
     assert complete(toys)
@@ -448,7 +449,7 @@ def test_a_mirror_has_the_single_files_of_an_archive(get, toys, site, monkeypatc
 
 
 def test_what_to_do_by_hand_with_an_archive(get, toys, site, monkeypatch):
-    monkeypatch.setitem(files.CATALOGUE, "toys", zipped(site, packed(INSIDE)))
+    monkeypatch.setitem(catalogue.CATALOGUE, "toys", zipped(site, packed(INSIDE)))
     site.content.clear()
     with pytest.raises(DataError) as caught:
         get()
@@ -458,7 +459,7 @@ def test_what_to_do_by_hand_with_an_archive(get, toys, site, monkeypatch):
 
 def test_a_path_in_an_archive_leads_nowhere_else(get, toys, site, monkeypatch, tmp_path):
     members = {"../../../one.bin": ONE, "/two.bin": BODIES["two.bin"], "../../evil.bin": b"evil"}
-    monkeypatch.setitem(files.CATALOGUE, "toys", zipped(site, packed(members)))
+    monkeypatch.setitem(catalogue.CATALOGUE, "toys", zipped(site, packed(members)))
     before = set(tmp_path.parent.rglob("*"))
     get()
     assert complete(toys)
@@ -470,7 +471,7 @@ def test_a_path_in_an_archive_leads_nowhere_else(get, toys, site, monkeypatch, t
 def test_a_zip_bomb_does_not_go_off(get, toys, site, monkeypatch, known):
     bomb = packed({"one.bin": bytes(20_000_000)})
     member = file("one.bin") if known else File("one.bin", md5="0" * 32)
-    monkeypatch.setitem(files.CATALOGUE, "toys", zipped(site, bomb, member))
+    monkeypatch.setitem(catalogue.CATALOGUE, "toys", zipped(site, bomb, member))
     with pytest.raises(DataError, match="would be 20,000,000 bytes large"):
         get()
     assert not (toys / "one.bin").exists()
@@ -488,7 +489,7 @@ def test_a_zip_bomb_does_not_go_off(get, toys, site, monkeypatch, known):
     ],
 )
 def test_a_bad_archive_is_answered(get, toys, site, monkeypatch, body, answer):
-    monkeypatch.setitem(files.CATALOGUE, "toys", zipped(site, body))
+    monkeypatch.setitem(catalogue.CATALOGUE, "toys", zipped(site, body))
     with pytest.raises(DataError, match=answer):
         get()
     assert not list(toys.glob("one.bin*"))
@@ -497,7 +498,7 @@ def test_a_bad_archive_is_answered(get, toys, site, monkeypatch, body, answer):
 def test_a_form_without_public_address_comes_from_a_mirror_or_another_form_is_fetched(get, toys, site, monkeypatch):
     own = Form("our own", (file("one.bin"), file("two.bin")))
     original = Form("the original", (file("all.bin", f"{site.url}/pub/all.bin", body=b"all"),))
-    monkeypatch.setitem(files.CATALOGUE, "toys", replace(made_up(), forms=(own, original)))
+    monkeypatch.setitem(catalogue.CATALOGUE, "toys", replace(made_up(), forms=(own, original)))
     site.content["/pub/all.bin"] = b"all"
     get()
     assert [p.name for p in toys.iterdir()] == ["all.bin"]
@@ -514,7 +515,7 @@ def test_a_form_without_public_address_comes_from_a_mirror_or_another_form_is_fe
 
 def test_the_form_that_is_begun_is_completed(get, toys, site, monkeypatch):
     whole = Form("in one", (file("all.bin", f"{site.url}/pub/all.bin", body=b"all"),))
-    monkeypatch.setitem(files.CATALOGUE, "toys", replace(made_up(), forms=(whole, *made_up(site.url).forms)))
+    monkeypatch.setitem(catalogue.CATALOGUE, "toys", replace(made_up(), forms=(whole, *made_up(site.url).forms)))
     site.content["/pub/all.bin"] = b"all"
     toys.mkdir(parents=True)
     (toys / "two.bin").write_bytes(BODIES["two.bin"])
@@ -523,7 +524,7 @@ def test_the_form_that_is_begun_is_completed(get, toys, site, monkeypatch):
 
 
 def test_a_data_set_that_nobody_publishes_says_what_to_put_where(get, toys, monkeypatch):
-    monkeypatch.setitem(files.CATALOGUE, "toys", made_up())
+    monkeypatch.setitem(catalogue.CATALOGUE, "toys", made_up())
     with pytest.raises(DataError, match="No public address is known") as caught:
         get()
     assert f"Put one.bin, two.bin into {toys}" in str(caught.value)
@@ -542,9 +543,9 @@ CHILD = """
 import sys
 sys.path.insert(0, {tests!r})
 from webserver import made_up
-from fedkin.data import files
+from fedkin.data import catalogue, files
 from fedkin.data.fetch import Listener, fetch
-files.CATALOGUE = {{"toys": made_up({url!r})}}
+catalogue.CATALOGUE = {{"toys": made_up({url!r})}}
 try:
     fetch("toys", listener=Listener(on_bytes=lambda file, here: print(here, flush=True)))
 except files.DataError as error:

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from webserver import BODIES, file, made_up
 
-from fedkin.data import files
-from fedkin.data.files import DataError, DataSet, File, Form
+from fedkin.data import catalogue, files
+from fedkin.data.catalogue import DataSet, File, Form
+from fedkin.data.files import DataError
 from fedkin.errors import FedkinError
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
@@ -23,7 +24,7 @@ real = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data files are n
 def toys(monkeypatch, tmp_path) -> Path:
     """The folder of a made-up data set `toys` whose files are all in order."""
     monkeypatch.setenv("FEDKIN_DATA", str(tmp_path))
-    monkeypatch.setattr(files, "CATALOGUE", {"toys": made_up()})
+    monkeypatch.setattr(catalogue, "CATALOGUE", {"toys": made_up()})
     (tmp_path / "toys").mkdir()
     for name, body in BODIES.items():
         (tmp_path / "toys" / name).write_bytes(body)
@@ -161,7 +162,7 @@ def test_without_verification_any_content_is_taken_but_not_none(toys):
 
 def test_where_only_md5_was_published_that_is_held_to(toys, monkeypatch):
     right = File("two.bin", md5=hashlib.md5(BODIES["two.bin"]).hexdigest())
-    monkeypatch.setitem(files.CATALOGUE, "toys", DataSet("", "", "toys", "", "", (Form("", (right,)),)))
+    monkeypatch.setitem(catalogue.CATALOGUE, "toys", DataSet("", "", "toys", "", "", (Form("", (right,)),)))
     assert list(files.need("toys")) == ["two.bin"]
     (toys / "two.bin").write_bytes(b"other")
     assert f"md5 {hashlib.md5(b'other').hexdigest()} instead of {right.md5}" in refusal("toys")
@@ -200,7 +201,7 @@ def forms(toys, monkeypatch) -> Path:
     """The data set also comes as one file; nothing of it is here."""
     whole = Form("one file", (file("all.bin", body=b"all"),))
     data = made_up()
-    monkeypatch.setitem(files.CATALOGUE, "toys", DataSet("", "", "toys", "", "", (*data.forms, whole)))
+    monkeypatch.setitem(catalogue.CATALOGUE, "toys", DataSet("", "", "toys", "", "", (*data.forms, whole)))
     for name in BODIES:
         (toys / name).unlink()
     return toys
@@ -235,7 +236,7 @@ def test_the_form_that_is_begun_is_complained_about(forms):
 
 def test_the_catalogue_is_whole():
     """Every checksum has its length, every address ends in the file's name, and no file can leave its folder."""
-    for data in files.CATALOGUE.values():
+    for data in catalogue.CATALOGUE.values():
         every = [f for form in data.forms for f in (*form.files, *([form.archive] if form.archive else []))]
         assert len({f.name for f in every}) == len(every)
         assert any(all(f.urls for f in ([form.archive] if form.archive else form.files)) for form in data.forms)
@@ -251,7 +252,7 @@ def test_the_catalogue_is_whole():
 
 
 @real
-@pytest.mark.parametrize("name", files.CATALOGUE)
+@pytest.mark.parametrize("name", catalogue.CATALOGUE)
 def test_the_real_files_are_those_of_the_catalogue(monkeypatch, name):
     monkeypatch.setenv("FEDKIN_DATA", str(SHARED))
     found = files.need(name)

@@ -10,41 +10,23 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 import pandas as pd
 import pytest
+from helpers import Said
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import tensor
 
 import fedkin as package
-from fedkin import cli
 from fedkin.cli import after
 from fedkin.preprocessing import Category, Number, TablePreprocessing
 from fedkin.runs import Run
 
 LEAST = {"rounds": 1, "data": {"clients": 5}, "local": {"epochs": 1}}
-
-
-@dataclass(frozen=True)
-class Said:
-    """What a command printed, and its exit code."""
-
-    code: int
-    out: str
-    err: str
-
-    def sentence(self) -> str:
-        """The one line that a mistake is answered with."""
-        assert self.code == 2, self
-        assert self.out == ""
-        assert self.err.startswith("fedkin: ")
-        assert self.err.count("\n") == 1
-        return self.err
 
 
 @pytest.fixture(scope="module")
@@ -59,18 +41,14 @@ def made(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def fedkin(monkeypatch, capsys, tmp_path, made) -> Callable[..., Said]:
+def fedkin(monkeypatch, capsys, tmp_path, made, command) -> Callable[..., Said]:
     """The command in this process, typed in a folder with a run and new rows."""
     shutil.copytree(made, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def type_(*words: str | Path) -> Said:
-        monkeypatch.setattr(sys, "argv", ["fedkin", *map(str, words)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        printed = capsys.readouterr()
-        return Said(int(caught.value.code or 0), printed.out, printed.err)
+        code, printed = command(*words), capsys.readouterr()
+        return Said(code, printed.out, printed.err)
 
     return type_
 

@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkin import api, cli
-from fedkin.data import files
+from fedkin import api
+from fedkin.data import catalogue
 
 Folder = Path
 
@@ -78,7 +78,7 @@ def as_large(folder: Folder) -> None:
     """Files of the right size, but of zeros."""
     place = folder / "data" / "mnist"
     place.mkdir(parents=True)
-    for file in files.CATALOGUE["mnist"].forms[0].files:
+    for file in catalogue.CATALOGUE["mnist"].forms[0].files:
         (place / file.name).write_bytes(bytes(file.bytes))
 
 
@@ -474,7 +474,6 @@ case(
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDKIN_DATA", str(tmp_path / "data"))
-    monkeypatch.setattr(sys, "path", [*sys.path])
     yield tmp_path
     sys.modules.pop("mine", None)
 
@@ -494,15 +493,12 @@ def assert_answered(code: int, answer: str, said: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_bad_input_is_answered_with_a_sentence_and_nothing_is_half_written(name, folder, monkeypatch, capsys):
+def test_bad_input_is_answered_with_a_sentence_and_nothing_is_half_written(name, folder, command, capsys):
     wrong = CASES[name]
     wrong.prepare(folder)
     before = listing(folder)
-    monkeypatch.setattr(sys, "argv", ["fedkin", *wrong.words])
-    with pytest.raises(SystemExit) as caught:
-        cli.main()
-    said = capsys.readouterr()
-    assert_answered(int(caught.value.code or 0), said.err + said.out, wrong.said)
+    code, said = command(*wrong.words), capsys.readouterr()
+    assert_answered(code, said.err + said.out, wrong.said)
     assert not (folder / "pwned").exists()
     assert listing(folder) == before, "the folder is as it was"
 

@@ -8,48 +8,27 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers import Said
 
-from fedkin import __version__, cli, methods, terminal
+from fedkin import __version__, methods, terminal
 from fedkin.runs import Run
 
 SMALL = ["--clients", "5", "--epochs", "1", "--rounds", "2"]
 LEAST = ["--clients", "5", "--epochs", "1", "--rounds", "1"]
 
 
-@dataclass(frozen=True)
-class Said:
-    """What a command printed, and its exit code."""
-
-    code: int
-    out: str
-    err: str
-
-    def sentence(self) -> str:
-        """The one line that a mistake is answered with."""
-        assert self.code == 2, self
-        assert self.out == ""
-        assert self.err.startswith("fedkin: ")
-        assert self.err.count("\n") == 1
-        return self.err
-
-
 @pytest.fixture
-def fedkin(monkeypatch, capsys, tmp_path) -> Callable[..., Said]:
+def fedkin(monkeypatch, capsys, tmp_path, command) -> Callable[..., Said]:
     """The command in this process, typed in an empty folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
 
     def type_(*words: str | Path) -> Said:
-        monkeypatch.setattr(sys, "argv", ["fedkin", *map(str, words)])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        printed = capsys.readouterr()
-        return Said(int(caught.value.code or 0), printed.out, printed.err)
+        code, printed = command(*words), capsys.readouterr()
+        return Said(code, printed.out, printed.err)
 
     return type_
 

@@ -18,7 +18,7 @@ import pytest
 from webserver import BODIES, MIRRORED, PUBLIC, Site, made_up, serving
 
 from fedkin import cli
-from fedkin.data import files
+from fedkin.data import catalogue, files
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
 real = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data files are not beside the repository")
@@ -61,7 +61,7 @@ def site() -> Iterator[Site]:
 @pytest.fixture
 def toys(monkeypatch, tmp_path, site) -> Path:
     """The folder for a made-up data set that the site has."""
-    monkeypatch.setattr(files, "CATALOGUE", {"toys": made_up(site.url)})
+    monkeypatch.setattr(catalogue, "CATALOGUE", {"toys": made_up(site.url)})
     return tmp_path / "data" / "toys"
 
 
@@ -93,7 +93,7 @@ def test_every_data_set_is_listed(data, tmp_path):
     said = data("list")
     assert said.code == 0
     assert "built in" in row(said.out, "digits")
-    for name, entry in files.CATALOGUE.items():
+    for name, entry in catalogue.CATALOGUE.items():
         line = row(said.out, name)
         assert entry.title.split(":")[0] in line
         assert "missing" in line
@@ -122,7 +122,7 @@ def test_the_list_fits_a_terminal_of_eighty_columns(data, monkeypatch):
     monkeypatch.setattr(commands, "out", Console(width=80))
     said = data("list")
     assert max(map(len, said.out.split("Data folder:")[0].splitlines())) <= 80
-    for name, entry in files.CATALOGUE.items():
+    for name, entry in catalogue.CATALOGUE.items():
         assert entry.directory in row(said.out, name), "nothing is cut off"
 
 

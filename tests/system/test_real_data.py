@@ -5,12 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from fedkin import cli
 from fedkin.runs import Run
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
@@ -26,20 +24,16 @@ def needs(name: str) -> pytest.MarkDecorator:
 
 
 @pytest.fixture
-def fedkin(tmp_path, monkeypatch, capsys):
+def fedkin(tmp_path, monkeypatch, capsys, command):
     """The command, typed in an empty folder; what it prints."""
 
     def typed(*words: str) -> str:
-        monkeypatch.setattr(sys, "argv", ["fedkin", *words])
-        with pytest.raises(SystemExit) as caught:
-            cli.main()
-        said = capsys.readouterr()
-        assert not caught.value.code, said.err
+        code, said = command(*words), capsys.readouterr()
+        assert code == 0, said.err
         return said.out
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("FEDKIN_DATA", str(DATA))
-    monkeypatch.setattr(sys, "path", [*sys.path])
     return typed
 
 

@@ -20,9 +20,10 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
-from ..data import files
+from ..data import catalogue, files
+from ..data.catalogue import File
 from ..data.fetch import Listener, fetch
-from ..data.files import DataError, File
+from ..data.files import DataError
 from ..engines.simulation import Interrupted
 from ..terminal import err, out
 from .app import app
@@ -42,7 +43,7 @@ def list_() -> None:
     table.add_column("state")
     table.add_column("folder", no_wrap=True)
     table.add_row("digits", DIGITS, "", "built in", "")
-    for name, data in files.CATALOGUE.items():
+    for name, data in catalogue.CATALOGUE.items():
         state = files.state(name)
         colour = {"here": "green", "missing": "dim"}.get(state, "red")
         what = f"{data.title}\n[dim]{data.content}; {data.licence}[/]"
@@ -58,7 +59,7 @@ def check(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]…",
 
     Ends with exit code 2 if a file is damaged, or if a data set that was named is not complete.
     """
-    chosen = names or [name for name in files.CATALOGUE if files.state(name) != files.MISSING]
+    chosen = names or [name for name in catalogue.CATALOGUE if files.state(name) != files.MISSING]
     if not chosen:
         out.print(f"There are no data files in {files.folder()}.", highlight=False, soft_wrap=True)
     wrong = [name for name in dict.fromkeys(chosen) if not _check(name, complete=names is not None)]
@@ -96,7 +97,7 @@ def export(
 ) -> None:
     """Write a table data set as one table with a client column: the form in which to bring your own."""
     if not files.find(name).table:
-        tables = ", ".join(each for each, data in files.CATALOGUE.items() if data.table)
+        tables = ", ".join(each for each, data in catalogue.CATALOGUE.items() if data.table)
         raise DataError(f"Data set {name!r} is not a table, so it cannot be exported as one; {tables} can be.")
     from ..data.tables import export as write
 

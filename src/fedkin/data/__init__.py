@@ -25,7 +25,7 @@ from . import own, tables
 from . import split as splitting
 from .source import Source
 
-HELPERS = {"source", "split", "corrupt", "graphs", "files", "fetch", "idx", "pickles"}
+HELPERS = {"source", "split", "corrupt", "graphs", "files", "catalogue", "fetch", "idx", "pickles"}
 HELPERS |= {"tables", "columns", "folders", "own"}
 SPLITS = ("iid", "pathological", "practical", "dirichlet", "natural", "relabelled")
 

@@ -27,7 +27,8 @@ from urllib.parse import quote, urlsplit
 
 from .. import __version__
 from . import files
-from .files import DataError, DataSet, File, Form
+from .catalogue import DataSet, File, Form
+from .files import DataError
 
 CHUNK = 1 << 18
 FULL = {errno.ENOSPC, errno.EFBIG, getattr(errno, "EDQUOT", errno.ENOSPC)}
