@@ -138,6 +138,11 @@ class Cohort:
         merged = self.merge_single and left == 1 and full > 0
         return full + (left > 0) - merged
 
+    def step_counts(self) -> list[int]:
+        """Mini-batches of each client in a round of local training: the budget of a method, in gradients."""
+        local = self.local
+        return [local.steps or local.epochs * self.steps_of(n, local.batch_size) for n in self.samples]
+
     def batches(
         self,
         round: int,
@@ -145,15 +150,19 @@ class Cohort:
         stream: str = "train",
         epochs: int | None = None,
         size: int | None = None,
-        steps: int | None = None,
+        steps: int | Sequence[int] | None = None,
     ) -> Iterator[Batch]:
         """Reshuffled passes over each client's data, the last partial batch kept; other streams are independent.
 
-        With `steps`, every client takes that many batches, starting over as often as needed.
+        With `steps`, every client takes that many batches (or as many as its own number says), starting over as often
+        as needed. By default the local training's passes, or its steps.
         """
         size = size or self.local.batch_size
+        if steps is None and epochs is None and self.local.steps:
+            steps = self.local.steps
         passes = self.local.epochs if epochs is None else epochs
-        index, counts = self._schedule(round, stream, passes, size, steps)
+        wanted = [steps] * len(self) if isinstance(steps, int) else steps
+        index, counts = self._schedule(round, stream, passes, size, wanted)
         moves = self._moves(round, stream, index, counts)
         index = index.to(self.train.x.device, non_blocking=True)
         for step, active in enumerate(counts):
@@ -183,14 +192,14 @@ class Cohort:
         return lambda i: streams.number(self.seed, self.names[i], round, f"layers/{stream}/{step}")
 
     def _schedule(
-        self, round: int, stream: str, epochs: int, size: int, steps: int | None
+        self, round: int, stream: str, epochs: int, size: int, steps: Sequence[int] | None
     ) -> tuple[Tensor, list[list[int]]]:
         """Sample numbers (steps, m, width) and, for each step, the batch sizes of the clients still training.
 
         What follows a short batch repeats its first sample.
         """
         per_pass = [self.steps_of(n, size) for n in self.samples]
-        totals = [epochs * s if steps is None else steps for s in per_pass]
+        totals = [epochs * s for s in per_pass] if steps is None else list(steps)
         if sorted(totals, reverse=True) != totals:
             raise ValueError("Clients of a cohort have to be sorted by falling number of samples; these are not.")
         width = min(size + self.merge_single, max(self.samples))
@@ -221,6 +230,10 @@ class Cohort:
         As in any training-mode pass, BatchNorm's running statistics move: they are written into W[:k, d:].
         """
         return self._grad(self.execution, W, batch)
+
+    def curvature(self, W: Tensor, V: Tensor, batch: Batch) -> Tensor:
+        """(k, d) Hessians of the batch's k clients at the first rows of W, times the first rows of V (·, d)."""
+        return self.execution.curvature(W[: len(batch)], V[: len(batch)], batch)
 
     def mixed_grad(self, V: Tensor, W: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """(k, d) gradients of the loss of alpha v(x) + (1 - alpha) w(x), with respect to v and with respect to w.

@@ -39,7 +39,9 @@ class Data(_Strict):
         ),
     ] = "digits"
     given: Annotated[bool, Field(description="the federation was given as a Python object, not by name")] = False
-    split: Literal["iid", "pathological", "practical", "dirichlet", "natural", "relabelled"] = "practical"
+    split: Literal[
+        "iid", "pathological", "practical", "dirichlet", "natural", "relabelled", "random", "chronological"
+    ] = "practical"
     clients: Annotated[
         int | None, Field(ge=1, description="number of clients; the data set's usual one if not given")
     ] = None
@@ -51,6 +53,7 @@ class Data(_Strict):
     test_fraction: Annotated[float, Field(gt=0, lt=1, description="where there is no official test part")] = 0.25
     augment: Annotated[bool, Field(description="random crop and flip of training images")] = False
     verify: Annotated[bool, Field(description="hold a data set's files against their checksums")] = True
+    settings: Annotated[dict[str, Any], Field(description="the data set's own, such as graph for fl60")] = {}
     digest: Annotated[str | None, Field(description="of your own files, recorded when they are first read")] = None
 
 
@@ -63,6 +66,25 @@ class Corruption(_Strict):
         Literal["dirty", "random", "flip"],
         Field(description="another class by lot; any class by lot; the class mirrored (y -> C - 1 - y)"),
     ] = "dirty"
+
+
+class Graph(_Strict):
+    """Who is related to whom, for the methods that look at it (panacea, sfl)."""
+
+    source: Annotated[
+        str,
+        Field(
+            description="given (the federation's own, else drawn by its known groups), none, empty, complete, "
+            "permuted, groups, inferred; or a file: .csv, .tsv, .npy, .npz, .graphml"
+        ),
+    ] = "given"
+    inside: Annotated[float, Field(ge=0, le=1, description="groups: chance of an edge inside a group")] = 0.6
+    across: Annotated[float, Field(ge=0, le=1, description="groups: chance of an edge between groups")] = 0.05
+    infer_by: Annotated[Literal["heurfedamp", "fedamp"], Field(description="inferred: whose attention tells")] = (
+        "heurfedamp"
+    )
+    infer_rounds: Annotated[int, Field(ge=1, description="inferred: rounds before attention is looked at")] = 10
+    top: Annotated[int, Field(ge=1, description="inferred: edges a client, to those it attends to most")] = 9
 
 
 class Model(_Strict):
@@ -102,6 +124,10 @@ class Config(_Strict):
     split_seed: Annotated[int | None, Field(ge=0, description="by default seed")] = None
     init_seed: Annotated[int | None, Field(ge=0, description="by default seed")] = None
     training_seed: Annotated[int | None, Field(ge=0, description="by default seed")] = None
+    budget: Annotated[
+        Literal["equal", "native"],
+        Field(description="equal: the data set's local training for all methods; native: each method's own"),
+    ] = "equal"
     preset: Annotated[Literal["ours", "paper"], Field(description="paper: the method's published values")] = "ours"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     execution: Literal["auto", "stacked", "one-by-one"] = "auto"
@@ -115,6 +141,7 @@ class Config(_Strict):
     data: Data = Data()
     table: TableSettings = TableSettings()
     corruption: Corruption = Corruption()
+    graph: Graph = Graph()
     model: Model = Model()
     learning: Learning = Learning()
     local: Local = Local()
@@ -149,6 +176,8 @@ def resolve(raw: Mapping[str, Any]) -> Config:
         _refuse_table_settings(shape)
         layers.append(data.defaults(shape.data.name))
     layers.append({"local": method.local})
+    if shape.budget == "native":
+        layers.append(method.native(shape.data.name))
     if shape.preset == "paper":
         layers.append({"settings": method.paper(shape.data.name, shape.data.split)})
     merged: dict[str, Any] = {}
@@ -161,7 +190,10 @@ def resolve(raw: Mapping[str, Any]) -> Config:
     except ConfigError as error:
         raise ConfigError(f"Method {shape.method!r}: {error}") from None
     if not shape.data.given:
-        merged = merge(merged, {"data": {"name": data.located(shape.data.name)}})
+        kind = data.settings_of(shape.data.name)
+        given = merged.get("data", {}).get("settings", {})
+        chosen = _validated(kind, given, "data.settings").model_dump(mode="json") if kind else given
+        merged = merge(merged, {"data": {"name": data.located(shape.data.name), "settings": chosen}})
     config = _validated(Config, merged, "")
     assert isinstance(config, Config)
     return config

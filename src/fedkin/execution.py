@@ -14,7 +14,7 @@ from typing import Protocol, Self
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, grad_and_value, vmap
+from torch.func import functional_call, grad, grad_and_value, vmap
 
 from .task import Loss
 from .weights import Layout
@@ -51,6 +51,9 @@ class Execution(Protocol):
 
     def grad(self, W: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
         """Of the first k rows of W (·, D): gradients (k, d), losses (k,), what the pass left in buffers (k, D - d)."""
+
+    def curvature(self, W: Tensor, V: Tensor, batch: Batch) -> Tensor:
+        """(k, d) the Hessian of each client's loss at its row of W, times its row of V (k, d). Buffers stay."""
 
     def outputs(self, W: Tensor, x: Tensor) -> Tensor:
         """(k, b, ...) outputs of rows W (k, D) in evaluation mode."""
@@ -107,22 +110,36 @@ class OneByOne(_Executor):
         k, d = len(batch), self.layout.parameters
         G, losses = W.new_empty(k, d), W.new_empty(k)
         rest = W[:k, d:].clone() if self.buffered else None
-        for i, count in enumerate(batch.counts):
-            trained = {n: t.requires_grad_() for n, t in self.layout.trained(W[i].detach()).items()}
-            fixed = {n: t.clone() for n, t in self.layout.rest(W[i].detach()).items()}
-            counters = {n: c.clone() for n, c in self.counters.items()}
-            weight = None if batch.weight is None else batch.weight[i, :count]
-            with torch.enable_grad(), _stream(batch, i, W.device):
-                given = {**trained, **fixed, **counters}
-                outputs = functional_call(self.training, given, (batch.x[i, :count],))
-                loss = self.loss(outputs, batch.y[i, :count], weight)
-            grads = torch.autograd.grad(loss, list(trained.values()), allow_unused=True, materialize_grads=True)
-            torch.cat([g.reshape(-1) for g in grads], out=G[i])
+        for i in range(k):
+            trained, given, loss = self._pass(W[i], batch, i)
+            torch.cat(_slopes(loss, trained), out=G[i])
             losses[i] = loss.detach()
             if rest is not None:
                 # From `given`: a buffer that was assigned to, not written into, is new there.
-                rest[i] = self.layout.flat({n: given[n].detach() for n in fixed}, lead=0)
+                rest[i] = self.layout.flat({n: given[n].detach() for n in self.layout.rest(W[i])}, lead=0)
         return G, losses, rest
+
+    def curvature(self, W: Tensor, V: Tensor, batch: Batch) -> Tensor:
+        H = torch.zeros_like(V)
+        for i in range(len(batch)):
+            trained, _, loss = self._pass(W[i], batch, i)
+            with torch.enable_grad():
+                along = (torch.cat(_slopes(loss, trained, again=True)) * V[i]).sum()
+            if along.requires_grad:  # not where the loss is linear in the weights
+                torch.cat(_slopes(along, trained), out=H[i])
+        return H
+
+    def _pass(self, w: Tensor, batch: Batch, i: int) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
+        """A training-mode pass of client i at its row: the weights to derive by, all that it was given, the loss."""
+        trained = {n: t.requires_grad_() for n, t in self.layout.trained(w.detach()).items()}
+        fixed = {n: t.clone() for n, t in self.layout.rest(w.detach()).items()}
+        given = {**trained, **fixed, **{n: c.clone() for n, c in self.counters.items()}}
+        count = batch.counts[i]
+        weight = None if batch.weight is None else batch.weight[i, :count]
+        with torch.enable_grad(), _stream(batch, i, w.device):
+            outputs = functional_call(self.training, given, (batch.x[i, :count],))
+            loss = self.loss(outputs, batch.y[i, :count], weight)
+        return list(trained.values()), given, loss
 
     def outputs(self, W: Tensor, x: Tensor) -> Tensor:
         with torch.no_grad():
@@ -179,6 +196,31 @@ class Stacked(_Executor):
         )
         return self.layout.flat(grads), losses, self.layout.flat(rest) if self.buffered else None
 
+    def curvature(self, W: Tensor, V: Tensor, batch: Batch) -> Tensor:
+        H = torch.empty_like(V)
+        for size in sorted(set(batch.counts)):
+            chosen = [i for i, count in enumerate(batch.counts) if count == size]
+            part = batch.rows(chosen, size)
+            along = vmap(grad(self._slope), in_dims=(0, 0, 0, 0, 0, None if part.weight is None else 0))
+            rows, directions = W[chosen], self.layout.trained(V[chosen])
+            H[chosen] = self.layout.flat(
+                along(self.layout.trained(rows), directions, self.layout.rest(rows), part.x, part.y, part.weight)
+            )
+        return H
+
+    def _slope(
+        self,
+        trained: dict[str, Tensor],
+        along: dict[str, Tensor],
+        rest: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        weight: Tensor | None,
+    ) -> Tensor:
+        """The loss's slope at `trained` in a direction; its gradient is the Hessian times that direction."""
+        slopes, _ = grad(self._loss, has_aux=True)(trained, rest, x, y, weight)
+        return torch.stack([(slopes[n] * along[n]).sum() for n in slopes]).sum()
+
     def outputs(self, W: Tensor, x: Tensor) -> Tensor:
         with torch.no_grad():
             return self._forward(self.layout.tensors(W), x)
@@ -189,6 +231,13 @@ def batch_weights(batch: Batch, like: Tensor) -> Tensor:
     counts = torch.tensor(batch.counts, device=batch.x.device)
     real = (torch.arange(max(batch.counts), device=batch.x.device) < counts[:, None]).to(like.dtype)
     return real if batch.weight is None else real * batch.weight[:, : real.shape[1]]
+
+
+def _slopes(value: Tensor, weights: list[Tensor], again: bool = False) -> list[Tensor]:
+    """Flat derivatives of a value by each tensor of weights; `again`: to be derived once more."""
+    with torch.enable_grad():
+        slopes = torch.autograd.grad(value, weights, create_graph=again, allow_unused=True, materialize_grads=True)
+        return [slope.reshape(-1) for slope in slopes]
 
 
 class _stream:

@@ -86,6 +86,12 @@ class Method(BaseModel, ABC):
         """Raises ValueError with a sentence if this method cannot work on this problem with this local training."""
 
     @classmethod
+    def native(cls, data: str) -> dict[str, Any]:
+        """The method's own local training and settings (tables `local` and `settings`) in place of the data set's, with
+        which all methods spend the same number of gradients."""
+        return {}
+
+    @classmethod
     def paper(cls, data: str, split: str) -> dict[str, Any]:
         """The settings of the method's paper for a data set and split, where it gives any."""
         return {}

@@ -23,6 +23,7 @@ class Local(BaseModel):
 
     epochs: Annotated[int, Field(ge=1, description="passes over the client's data in a round")] = 10
     batch_size: Annotated[int, Field(ge=1)] = 100
+    steps: Annotated[int, Field(ge=0, description="mini-batches in a round, in place of whole passes; 0: epochs")] = 0
     optimiser: Literal["adam", "sgd"] = "adam"
     lr: Annotated[float, Field(gt=0, description="learning rate")] = 1e-3
     momentum: Annotated[float, Field(ge=0, lt=1, description="for sgd")] = 0.0

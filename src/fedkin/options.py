@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from . import methods
 from .config import Config, ConfigError, merge, read_toml, unknown_key
 
-SHORT = {"data": "data.name", "model": "model.name", "clients": "data.clients"}
+SHORT = {"data": "data.name", "model": "model.name", "clients": "data.clients", "graph": "graph.source"}
 """Names that stand for another; `--data digits` is data.name."""
 
 
@@ -101,7 +101,7 @@ def _words(annotation: Any) -> Iterable[str]:
 def full_name(key: str, known: list[str]) -> str:
     """The one of the known settings that is meant by its full or its last name."""
     key = SHORT.get(key, key)
-    if key in known or key.startswith(("model.settings.", "methods.")):
+    if key in known or key.startswith(("model.settings.", "data.settings.", "methods.")):
         return key
     ends = [path for path in known if path.rpartition(".")[2] == key]
     if len(ends) == 1:

@@ -6,13 +6,14 @@ import difflib
 import importlib
 import math
 import pkgutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pydantic import BaseModel
 from torch import nn
 
 from .. import streams
@@ -27,7 +28,9 @@ from .source import Source
 
 HELPERS = {"source", "split", "corrupt", "graphs", "files", "catalogue", "fetch", "idx", "pickles"}
 HELPERS |= {"tables", "columns", "folders", "own"}
-SPLITS = ("iid", "pathological", "practical", "dirichlet", "natural", "relabelled")
+SPLITS = ("iid", "pathological", "practical", "dirichlet", "natural", "relabelled", "random", "chronological")
+POOLED = SPLITS[:6]
+"""Splits of a pool of samples; the others are of series in time."""
 
 
 class UnknownData(FedkinError):
@@ -46,6 +49,18 @@ def is_path(name: str) -> bool:
 def is_table(name: str) -> bool:
     """Whether it is what `table` settings are about: the path of a table or a folder, or a data set such as heart."""
     return is_path(name) or hasattr(_module(name), "table")
+
+
+def settings_of(name: str) -> type[BaseModel] | None:
+    """What settings of its own a data set has, or None where it has none and takes any (a user's own)."""
+    if name not in names():
+        return None
+    kind: type[BaseModel] = getattr(_module(name), "Settings", NoSettings)
+    return kind
+
+
+class NoSettings(BaseModel):
+    """A data set without settings of its own."""
 
 
 def located(name: str) -> str:
@@ -69,6 +84,8 @@ def source(name: str, verify: bool = True) -> Source:
         near = difflib.get_close_matches(name.lower(), names(), 1, 0.4)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise UnknownData(f"There is no data set {name!r}. {hint}Known are {', '.join(names())}.")
+    if hasattr(_module(name), "federate"):
+        raise UnknownData(f"Data set {name!r} has clients of its own; fedkin.load gives its federation.")
     if not hasattr(_module(name), "load"):
         raise UnknownData(f"Data set {name!r} is a table, not a pool of samples; fedkin.load gives its federation.")
     return _module(name).load(verify)  # type: ignore[no-any-return]
@@ -101,12 +118,14 @@ def load(
     verify: bool = True,
     digest: str | None = None,
     table: TableSettings | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Federation:
     """A federation: a data set dealt to clients.
 
     `split`: iid; pathological (few classes a client); practical (groups with dominating classes); dirichlet; natural
     (the data's own owners); relabelled (practical, and group g's label is (y + shift g) mod classes: concept shift).
-    By default natural for tables, else practical. `table`: how a table is read and prepared.
+    By default natural for tables, else practical. `table`: how a table is read and prepared. Data sets that bring their
+    clients (fl60, tpt48, metr_la) have splits of their own, random and chronological; `settings` are theirs.
     """
     if split is None:
         split = str(defaults(name).get("data", {}).get("split", "practical"))
@@ -119,9 +138,13 @@ def load(
         parts: dict[str, Any] = {"seed": seed, "test_fraction": test_fraction, "validation": validation}
         if is_path(name):
             return tables.load(name, table or TableSettings(), digest=digest, **parts)
-        settings = table or TableSettings(**defaults(name)["table"])
-        return tables.from_table(_module(name).table(verify), settings, name=name, **parts)
-    asked = {"seed": seed, "clients": clients, "test_fraction": test_fraction, "verify": verify}
+        chosen = table or TableSettings(**defaults(name)["table"])
+        return tables.from_table(_module(name).table(verify), chosen, name=name, **parts)
+    if hasattr(_module(name), "federate"):
+        return _federated(name, split, dict(settings or {}), seed=seed, clients=clients, verify=verify)
+    if split not in POOLED:
+        raise UnknownData(f"The split {split!r} is for series in time, and {short(name)} is none.")
+    asked = {**(settings or {}), "seed": seed, "clients": clients, "test_fraction": test_fraction, "verify": verify}
     data = own.make(name, asked) if ":" in name else source(name, verify)
     if isinstance(data, Federation):
         _refuse_dealing(name, split, None)
@@ -183,6 +206,17 @@ def load(
         tuple(members[0].train[0].shape[1:]), data.classes, () if split == "relabelled" else data.class_names
     )
     return Federation(name, tuple(members), task, split=split, notes=data.notes)
+
+
+def _federated(name: str, split: str, settings: dict[str, Any], **asked: Any) -> Federation:
+    """A data set that brings its clients, and perhaps their graph."""
+    module = _module(name)
+    if split not in module.SPLITS:
+        raise UnknownData(
+            f"{name} has clients of its own and the split {' or '.join(map(repr, module.SPLITS))}, not {split!r}."
+        )
+    federation: Federation = module.federate(split=split, settings=settings_of(name)(**settings), **asked)  # type: ignore[misc]
+    return federation
 
 
 def _module(name: str) -> Any:

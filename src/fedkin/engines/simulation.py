@@ -202,7 +202,8 @@ class Simulation:
             places = torch.tensor(chunk, device=self.a.device)
             cohort = self.a.cohort.take([clients[i] for i in chunk])
             if epochs > 1:
-                cohort.local = cohort.local.model_copy(update={"epochs": cohort.local.epochs * epochs})
+                more = {"epochs": cohort.local.epochs * epochs, "steps": cohort.local.steps * epochs}
+                cohort.local = cohort.local.model_copy(update=more)
             cohort.carried, own = _without_optimiser(before.take(places))
             part = message.take(places).for_clients(len(chunk))
             upload, memory = yield Request(self.method, cohort, part, own, round)

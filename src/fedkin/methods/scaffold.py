@@ -43,15 +43,16 @@ class Scaffold(Method):
         return State({"x": server.x, "c": server.c})
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
-        d, local = cohort.layout.parameters, cohort.local
+        d = cohort.layout.parameters
         x, correction = message.x, message.c - memory.c
         y = cohort.fit(x, round, extra=lambda w, k: correction[:k])
         if self.option == "I":
             c = cohort.full_grad(x, round)
         else:
             # K_i counts mini-batch steps, not epochs (trap T7).
-            steps = [local.epochs * cohort.steps_of(n, local.batch_size) for n in cohort.samples]
-            length = torch.tensor(steps, dtype=x.dtype, device=x.device)[:, None] * cohort.lrs(round).to(x)
+            length = torch.tensor(cohort.step_counts(), dtype=x.dtype, device=x.device)[:, None] * cohort.lrs(round).to(
+                x
+            )
             c = memory.c - message.c + (x[:, :d] - y[:, :d]) / length
         return State(move=y - x, change=c - memory.c), State(personal=y, c=c)
 
