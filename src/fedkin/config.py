@@ -63,8 +63,11 @@ class Corruption(_Strict):
     labels: Annotated[float, Field(ge=0, le=1, description="share of a hit client's training labels made wrong")] = 0.0
     clients: Annotated[float, Field(ge=0, le=1, description="share of clients that are hit")] = 0.4
     kind: Annotated[
-        Literal["dirty", "random", "flip"],
-        Field(description="another class by lot; any class by lot; the class mirrored (y -> C - 1 - y)"),
+        Literal["dirty", "random", "flip", "silent"],
+        Field(
+            description="another class by lot; any class by lot; the class mirrored (y -> C - 1 - y); no lies, but the "
+            "client never trains"
+        ),
     ] = "dirty"
 
 

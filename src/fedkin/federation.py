@@ -35,7 +35,9 @@ class Client:
     validation: Pair | None = None
     group: int | None = None
     corrupted: bool = False
-    """Whether labels of its training data were made wrong on purpose."""
+    """Whether labels of its training data were made wrong on purpose, or it stays silent on purpose."""
+    silent: bool = False
+    """Whether it is served and scored, but never trains: an attacker whose gradient is nothing."""
     preprocessing: Preprocessing | None = None
     """How its samples were prepared, to be applied again at prediction."""
     test_rows: Tensor | None = None

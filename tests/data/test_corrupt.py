@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from fedkin import Client, Federation, Task, api, data
 from fedkin.data.corrupt import chosen, corrupt
+from fedkin.federation import FederationError
 
 KINDS = ("dirty", "random", "flip")
 
@@ -128,3 +129,27 @@ def test_a_run_trains_on_dirty_labels_and_is_scored_on_clean_ones():
         assert float(changed.double().mean()) == pytest.approx(0.6, abs=0.02)
         assert torch.equal(a.test[1], b.test[1])
     assert not any(c.corrupted for c in clean.clients)
+
+
+def test_the_silent_tell_no_lies_and_are_marked():
+    before = crowd()
+    after = corrupt(before, labels=1.0, clients=0.4, kind="silent")
+    assert not any(lies.any() for lies in wrong(before, after).values())
+    assert [c.name for c in after.clients if c.silent] == [c.name for c in after.clients if c.corrupted]
+    assert {c.name for c in after.clients if c.silent} == set(chosen(before, 0.4, 0))
+    assert not any(c.silent for c in corrupt(before, labels=0.0, clients=0.4, kind="silent").clients)
+
+
+def test_the_silent_are_scored_but_never_train(tmp_path):
+    settings = {"corruption": {"labels": 1.0, "clients": 0.4, "kind": "silent"}, "rounds": 2, "model": "logistic"}
+    run = api.run(settings, method="fedavg", federation=crowd(), out=tmp_path / "run", participation={"sample": 0.2})
+    quiet = set(chosen(crowd(), 0.4, 0))
+    assert set(run.summary["corrupted"]) == quiet
+    for line in run.rounds:
+        assert not quiet & set(line["participants"])
+        assert None not in line["models"]["global"]["clients"]
+
+
+def test_somebody_has_to_train():
+    with pytest.raises(FederationError, match="nobody would train"):
+        corrupt(crowd(), labels=1.0, clients=1.0, kind="silent")

@@ -21,6 +21,9 @@ app = typer.Typer(
 FREE = {"allow_extra_args": True, "ignore_unknown_options": True}
 """For commands that take any setting as an option."""
 Words = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG.toml] [SETTINGS]…", hidden=True)]
+Native = Annotated[
+    bool, typer.Option("--native", help="Each method's own local training, in place of an equal budget for all.")
+]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", show_default=False)]
 
 

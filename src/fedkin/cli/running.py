@@ -19,7 +19,7 @@ from ..errors import FedkinError
 from ..levels import Levels, vary
 from ..runs import Run
 from ..terminal import bar, err, interruptible, listening, out, show_comparison, show_levels, show_run
-from .app import FREE, Out, Words, app
+from .app import FREE, Native, Out, Words, app
 
 DEMO = ("separate", "fedavg", "fedamp", "heurfedamp", "groups")
 
@@ -51,7 +51,7 @@ def demo(
 
 
 @app.command(context_settings=FREE)
-def run(words: Words = None, folder: Out = None) -> None:
+def run(words: Words = None, folder: Out = None, native: Native = False) -> None:
     """Run one method: `fedkin run --method fedamp --data digits --split relabelled --rounds 10`.
 
     Settings are written `key=value`, `--key value` or `--key=value`;
@@ -59,7 +59,7 @@ def run(words: Words = None, folder: Out = None) -> None:
     `fedkin settings` lists them all, `fedkin methods NAME` those of a method.
     Your own table: `--data patients.csv --client hospital --target disease`.
     """
-    ready = api.prepare(options.parse(words or []))
+    ready = api.prepare(_budgeted(options.parse(words or []), native))
     path = folder or api.free_folder(ready.config)
     with listening(ready.config.rounds, path) as listener:
         finished = api.start(ready, path, listener)
@@ -74,6 +74,7 @@ def compare(
     seed: Annotated[int | None, typer.Option(min=0, help="The first seed, 0 by default.", show_default=False)] = None,
     folder: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("runs/comparison"),
     figures: Annotated[str, typer.Option(help="Also write figures: png, pdf or both, with a comma.")] = "",
+    native: Native = False,
     wanted: Annotated[
         list[str] | None, typer.Option("--vary", help="A setting and its levels, key=a,b,c; several times if need be.")
     ] = None,
@@ -87,7 +88,7 @@ def compare(
     """
     formats = _formats(figures)
     names = [name.strip() for name in chosen.split(",") if name.strip()]
-    raw = options.parse(words or [], several=names)
+    raw = _budgeted(options.parse(words or [], several=names), native)
     raw = raw if seed is None else raw | {"seed": seed}
     results = _vary(raw, wanted, names, seeds, folder) if wanted else _compare(raw, names, seeds, folder)
     where = results.report()
@@ -188,6 +189,10 @@ def doctor() -> None:
 
 
 # ---- comparing ----
+
+
+def _budgeted(raw: dict[str, Any], native: bool) -> dict[str, Any]:
+    return raw | {"budget": "native"} if native else raw
 
 
 def _compare(raw: dict[str, Any], names: list[str], seeds: int, folder: Path) -> api.Results:

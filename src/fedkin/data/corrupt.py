@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from .. import streams
-from ..federation import Client, Federation
+from ..federation import Client, Federation, FederationError
 
-Kind = Literal["dirty", "random", "flip"]
+Kind = Literal["dirty", "random", "flip", "silent"]
 
 
 def corrupt(
@@ -25,12 +25,14 @@ def corrupt(
 
     kind: `dirty`, another class drawn uniformly; `random`, any class drawn uniformly (so a label may stay what it is);
     `flip`, class y becomes C - 1 - y. Targets of a regression are exchanged among those hit (dirty), drawn from the
-    client's own (random), or mirrored at their mean (flip). floor(clients * m) clients are hit, spread evenly over the
-    known groups.
+    client's own (random), or mirrored at their mean (flip). `silent` tells no lies: those hit never train, whatever
+    `labels` is above 0. floor(clients * m) clients are hit, spread evenly over the known groups.
     """
     hit = set(chosen(federation, clients, seed))
     if labels == 0:
         return federation
+    if kind == "silent" and len(hit) == len(federation):
+        raise FederationError("With corruption.kind = 'silent' every client would be silent, and nobody would train.")
     members = [_corrupted(c, federation, labels, kind, seed) if c.name in hit else c for c in federation.clients]
     return replace(federation, clients=tuple(members))
 
@@ -50,6 +52,8 @@ def chosen(federation: Federation, share: float, seed: int) -> list[str]:
 
 
 def _corrupted(client: Client, federation: Federation, share: float, kind: Kind, seed: int) -> Client:
+    if kind == "silent":
+        return replace(client, corrupted=True, silent=True)
     parts = [client.train] if client.validation is None else [client.train, client.validation]
     y = torch.cat([y for _, y in parts])
     order = torch.randperm(len(y), generator=streams.generator(seed, client.name, 0, "corrupted labels"))

@@ -16,6 +16,8 @@ class Attendance:
     settings: Participation
     names: tuple[str, ...]
     seed: int
+    silent: frozenset[int] = frozenset()
+    """Clients that never train."""
 
     def reached(self, round: int) -> list[int]:
         """Clients that are not dropped: a random share of all; at least one is reached."""
@@ -25,9 +27,9 @@ class Attendance:
         return [c for c in everyone if c not in dropped]
 
     def sampled(self, reached: list[int], round: int) -> list[int]:
-        """Those of the reached that train: a random share; all of them in exchanges before round 1."""
+        """Those of the reached that train: a random share, less the silent; all in exchanges before round 1."""
         count = max(1, round_half_up(self.settings.sample * len(reached))) if round >= 1 else len(reached)
-        return sorted(self._lots(reached, round, "sampled")[:count])
+        return sorted(c for c in self._lots(reached, round, "sampled")[:count] if c not in self.silent)
 
     def loses(self, client: int, round: int) -> bool:
         """Whether this client's upload never arrives."""

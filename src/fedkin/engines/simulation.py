@@ -87,7 +87,8 @@ class Simulation:
         self.problem = assembly.known_problem()
         self.seed = self.config.seeds[2]
         self.scores = Scores(assembly)
-        self.attendance = Attendance(self.config.participation, self.problem.names, self.seed)
+        silent = frozenset(i for i, client in enumerate(assembly.federation.clients) if client.silent)
+        self.attendance = Attendance(self.config.participation, self.problem.names, self.seed, silent)
         self.best: tuple[int, float] | None = None
         self.saved_at, self.save_cost = time.monotonic(), 0.0
         self.idle = 0.0
@@ -144,7 +145,9 @@ class Simulation:
         rng = streams.rng(self.seed, round)
         xi = self.server.xi.clone() if "xi" in self.server else None
         message = self._download(self.problem, reached, round)
-        upload, loss, good = yield from self._train(clients, message.take(_places(clients, reached)), round)
+        upload, loss, good = State(), None, list[bool]()
+        if clients:
+            upload, loss, good = yield from self._train(clients, message.take(_places(clients, reached)), round)
         diverged = [c for c, fine in zip(clients, good, strict=True) if not fine]
         if round >= 1:
             scored = reached if self.config.participation.score == "all" else clients
