@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from . import comparison, data, joining
+from . import comparison, data, inference, joining
 from .assembly import Assembly, assemble
 from .config import Config, ConfigError, merge, read_toml, resolve, unknown_key
-from .engines.simulation import Listener, Simulation
+from .engines.lockstep import run_together
+from .engines.simulation import SMALL, Listener, Simulation
 from .errors import FedkinError
 from .federation import Federation
 from .methods import find
-from .runs import Checkpoint, Run, RunError, Writer
+from .runs import GRAPH, Checkpoint, Run, RunError, Writer
 from .task import reference_of
 
 Settings = Mapping[str, Any]
@@ -159,7 +162,11 @@ def created(ready: Assembly, path: Path, listener: Listener | None = None) -> Si
     """What was prepared, in a new folder and not yet begun."""
     writer = Writer.create(path, ready.config)
     _announce(ready, listener)
-    return Simulation(ready, writer, listener)
+    try:
+        return Simulation(_with_its_graph(ready, writer, listener), writer, listener)
+    except FedkinError:
+        writer.discard()
+        raise
 
 
 def reopened(ready: Assembly, path: Path, listener: Listener | None = None) -> tuple[Simulation, Checkpoint | None]:
@@ -168,7 +175,26 @@ def reopened(ready: Assembly, path: Path, listener: Listener | None = None) -> t
     checkpoint = Checkpoint.load(writer.checkpoint, ready.config) if writer.checkpoint.exists() else None
     writer.cut_back(checkpoint.round if checkpoint else 0)
     _announce(ready, listener)
-    return Simulation(ready, writer, listener), checkpoint
+    return Simulation(_with_its_graph(ready, writer, listener), writer, listener), checkpoint
+
+
+def _with_its_graph(ready: Assembly, writer: Writer, listener: Listener | None) -> Assembly:
+    """With the graph that the run began with, if it has begun; else its graph is inferred if need be, and kept."""
+    if not ready.method.uses_graph:
+        return ready
+    kept = Run(writer.path).graph
+    if kept is not None:
+        if kept.shape != (len(ready.problem), len(ready.problem)):
+            raise RunError(
+                f"{writer.path / GRAPH} is of {len(kept)} clients, but the run has {len(ready.problem)}. Remove it, "
+                "and it is made again."
+            )
+        return ready.with_graph(torch.from_numpy(kept))
+    if ready.infers:
+        ready = ready.with_graph(inference.graph(ready, listener))
+    if ready.problem.graph is not None:
+        writer.graph(ready.problem.graph, ready.problem.names)
+    return ready
 
 
 def resume(
@@ -230,6 +256,10 @@ class Planned:
     config: Config
     path: Path
 
+    @property
+    def complete(self) -> bool:
+        return (self.path / "summary.json").exists()
+
 
 def planned(
     raw: Settings, methods: Sequence[str], seeds: int | Sequence[int], folder: Path, objects: Settings
@@ -260,18 +290,62 @@ def planned(
     return plan
 
 
+@inference.remembering()
 def carried_out(
     plan: Sequence[Planned], objects: Settings, listener: Callable[[str, int], Listener] | None = None
 ) -> list[Run]:
     """The runs of a plan; complete ones are kept, unfinished ones resumed."""
-    runs = []
-    for each in plan:
-        told = listener(each.method, each.seed) if listener else None
-        if (each.path / "config.toml").exists():
-            runs.append(resume(each.path, listener=told, **objects))
-        else:
-            runs.append(start(prepare(each.raw, **objects), each.path, told))
-    return runs
+    for _, seeds in groupby(plan, key=lambda each: each.method):
+        pending = []
+        for each in seeds:
+            if not each.complete:
+                pending.append(each)
+            elif listener:  # it is counted all the same
+                listener(each.method, each.seed)
+        ready = ((each, prepare(each.raw, **objects)) for each in pending)
+        for stack in _stacks(ready):
+            _side_by_side(stack, listener)
+    return [Run(each.path) for each in plan]
+
+
+FEW_NUMBERS = 1 << 25
+"""Inputs of all clients, as many as are worth copying to train seeds side by side."""
+
+
+def _stacks(ready: Iterable[tuple[Planned, Assembly]]) -> Iterator[list[tuple[Planned, Assembly]]]:
+    """Seeds of a method in stacks: where models are small, many at a time cost little more than one."""
+    stack: list[tuple[Planned, Assembly]] = []
+    room = 0
+    for each, assembly in ready:
+        numbers = len(assembly.problem) * assembly.problem.layout.size
+        small = assembly.execution.name == "stacked" and assembly.device.type == "cpu" and numbers < SMALL
+        room -= 1
+        if stack and (room < 0 or not small):
+            yield stack
+            stack = []
+        if not stack:
+            room = min(SMALL // numbers, FEW_NUMBERS // assembly.cohort.train.x.numel()) if small else 0
+        stack.append((each, assembly))
+    if stack:
+        yield stack
+
+
+def _side_by_side(stack: list[tuple[Planned, Assembly]], listener: Callable[[str, int], Listener] | None) -> None:
+    """Runs these to their ends, those that were begun from their checkpoints."""
+    begun: list[tuple[Simulation, Checkpoint | None]] = []
+    try:
+        for each, assembly in stack:
+            told = listener(each.method, each.seed) if listener else None
+            known = (each.path / "config.toml").exists()
+            begun.append(reopened(assembly, each.path, told) if known else (created(assembly, each.path, told), None))
+        stopped = run_together([s for s, _ in begun], [c for _, c in begun])
+    except FedkinError:  # a method that breaks its contract in the first round, for one
+        for simulation, checkpoint in begun:
+            if checkpoint is None:
+                simulation.writer.discard()
+        raise
+    for error in stopped.values():
+        raise error
 
 
 def _for_each(methods: Iterable[str], raw: Settings) -> dict[str, dict[str, Any]]:

@@ -104,6 +104,8 @@ class Cohort:
     """Of the images that clients train with; of none that they are scored on."""
     rates: tuple[float, ...] | None = None
     """A learning rate for each row in place of `local.lr`, where rows are the values of a grid."""
+    seeds: tuple[int, ...] | None = None
+    """A training seed for each row in place of `seed`, where rows are of several runs."""
     carried: State | None = None
     """The optimiser's state from the last round, where it is kept; `fit` leaves the new one here."""
     loss_sum: Tensor | None = None
@@ -126,9 +128,13 @@ class Cohort:
             validation=self.validation.take(clients),
             class_weight=None if self.class_weight is None else self.class_weight[list(clients)],
             rates=None if self.rates is None else tuple(self.rates[i] for i in clients),
+            seeds=None if self.seeds is None else tuple(self.seeds[i] for i in clients),
             loss_sum=None,
             loss_count=None,
         )
+
+    def _seed(self, i: int) -> int:
+        return self.seed if self.seeds is None else self.seeds[i]
 
     # ---- batches ----
 
@@ -184,12 +190,12 @@ class Cohort:
         moves = torch.zeros(*index.shape, 3, dtype=torch.uint8)
         for i, (name, n) in enumerate(zip(self.names, self.samples, strict=True)):
             steps, width = sum(i < len(active) for active in counts), min(n, index.shape[2])
-            source = streams.generator(self.seed, name, round, f"augmentation/{stream}")
+            source = streams.generator(self._seed(i), name, round, f"augmentation/{stream}")
             moves[:steps, i, :width] = self.augmentation.draw((steps, width), source)
         return moves.to(self.train.x.device, non_blocking=True)
 
     def _layer_seeds(self, round: int, stream: str, step: int) -> Callable[[int], int]:
-        return lambda i: streams.number(self.seed, self.names[i], round, f"layers/{stream}/{step}")
+        return lambda i: streams.number(self._seed(i), self.names[i], round, f"layers/{stream}/{step}")
 
     def _schedule(
         self, round: int, stream: str, epochs: int, size: int, steps: Sequence[int] | None
@@ -206,7 +212,7 @@ class Cohort:
         index = torch.zeros(max(totals), len(self), width, dtype=torch.int64)
         counts: list[list[int]] = [[] for _ in range(max(totals))]
         for i, (n, start) in enumerate(zip(self.samples, self.train.starts, strict=True)):
-            source = streams.generator(self.seed, self.names[i], round, f"batches/{stream}")
+            source = streams.generator(self._seed(i), self.names[i], round, f"batches/{stream}")
             cuts = [size] * (per_pass[i] - 1) + [n - size * (per_pass[i] - 1)]
             passes = -(-totals[i] // per_pass[i])
             order = torch.stack([torch.randperm(n, generator=source) for _ in range(passes)]) + start
@@ -308,14 +314,20 @@ class Cohort:
         return W
 
     def full_grad(self, W: Tensor, round: int) -> Tensor:
-        """(m, d) gradients over all of each client's training samples at once (in passes of a batch)."""
-        W, total = W.clone(), W.new_zeros(len(self), self.layout.parameters)
+        """(m, d) gradients over all of each client's training samples at once (in passes of a batch).
+
+        As in `grad`, BatchNorm's running statistics move in W.
+        """
+        total = W.new_zeros(len(self), self.layout.parameters)
         weight = W.new_zeros(len(self), 1)
         for batch in self.batches(round, stream="full", epochs=1):
-            share = batch_weights(batch, W).sum(1, keepdim=True)
+            each = batch_weights(batch, W)
+            if self.task.loss.masks:  # a mean over known targets, not over samples
+                each = each * (~batch.y[:, : each.shape[1]].isnan()).flatten(2).sum(2)
+            share = each.sum(1, keepdim=True)
             total[: len(batch)] += self.grad(W, batch) * share
             weight[: len(batch)] += share
-        return total / weight
+        return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
 
 
 # ---- evaluation ----

@@ -110,6 +110,24 @@ def test_chunks_lost_and_dropped_clients_and_newcomers_change_nothing_of_that(tm
     both_ways(tmp_path, [with_values(base, lr) for lr in RATES])
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_seeds_with_data_of_their_own_end_with_the_bits_they_have_alone(tmp_path: Path, method: str) -> None:
+    seeds = [digits(method, seed=seed, participation={"lost": 0.3}) for seed in (3, 4, 5)]
+    assert len({id(a.cohort.train.x) for a in seeds}) == 3
+    both_ways(tmp_path, seeds, expected_calls=3)
+
+
+def test_seeds_whose_clients_differ_in_size_train_apart(tmp_path: Path) -> None:
+    sizes = (EIGHT, (26, 22, 22, 19, 17, 13, 9, 8))
+    runs = [ready(toy(each, GROUPS), method="fedamp", seed=seed) for seed, each in enumerate(sizes)]
+    both_ways(tmp_path, runs, expected_calls=2 * runs[0].config.rounds)
+
+
+def test_seeds_with_class_weights_have_each_their_own(tmp_path: Path) -> None:
+    runs = [digits("fedavg", seed=seed, local={"class_weights": "balanced"}) for seed in (0, 1)]
+    both_ways(tmp_path, runs, expected_calls=3)
+
+
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 def test_an_optimiser_that_is_carried_on_is_each_runs_own(tmp_path: Path, optimiser: str) -> None:
     momentum = {"momentum": 0.9, "nesterov": True} if optimiser == "sgd" else {}
@@ -199,7 +217,7 @@ def test_rates_row_by_row_are_bit_equal_to_one_rate() -> None:
 
 def test_the_stack_has_a_row_for_each_client_and_value_and_copies_no_data() -> None:
     base = digits("fedavg")
-    cohort = lockstep._cohort([with_values(base, lr).cohort for lr in RATES])
+    cohort = lockstep._cohort([with_values(base, lr).cohort for lr in RATES], lockstep.Pool())
     assert cohort.names == tuple(name for name in base.cohort.names for _ in RATES)
     assert cohort.rates == RATES * len(base.cohort)
     assert list(cohort.samples) == sorted(cohort.samples, reverse=True)

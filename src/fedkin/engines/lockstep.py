@@ -1,8 +1,8 @@
 """Several runs side by side. Trainings that differ only where a stack may differ are one call of `train`.
 
 The stack has a row for each client and run: client 0 of every run, then client 1 of every run, and so on, so that rows
-are still sorted by falling number of samples. Rows of one client have one name, hence the same random streams; on a
-CPU each run ends with the bits it would have had alone.
+are still sorted by falling number of samples. A row's random streams come from its run's seed and its client's name; on
+a CPU each run ends with the bits it would have had alone. Runs may be points of a grid, on the same data, or seeds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 import torch
 
 from .. import machine
-from ..cohort import Cohort, SeveralRates
+from ..cohort import Cohort, Samples, SeveralRates
 from ..method import Method
 from ..optimisers import Local
 from ..runs import Checkpoint
@@ -46,6 +46,7 @@ def run_together(
     since = [time.perf_counter()] * len(simulations)
     rounds = [s.rounds(c) for s, c in zip(simulations, checkpoints, strict=True)]
     apart: set[type[Method]] = set()
+    pool = Pool()
 
     def go_on(i: int, reply: Reply | None, share: float) -> None:
         """Gives a run its reply, and its share of the seconds that the training took; it comes to its next request."""
@@ -68,7 +69,7 @@ def run_together(
             group = [i for i in asked if _alike(asked[i], asked[first])]
             requests = [asked.pop(i) for i in group]
             began = time.perf_counter()
-            replies = _answers(requests, apart)
+            replies = _answers(requests, apart, pool)
             share = (time.perf_counter() - began) / len(group)
             for i, reply in zip(group, replies, strict=True):
                 go_on(i, reply, share)
@@ -76,14 +77,17 @@ def run_together(
 
 
 def _alike(a: Request, b: Request) -> bool:
-    """Whether two trainings are of one kind, of the same clients in the same round, from states of one form."""
+    """Whether two trainings are of one kind, of as many clients with as many samples in the same round, from states of
+    one form. The clients' data and seeds may differ."""
+    first, second = a.cohort, b.cohort
     return a is b or (
         a.round == b.round
-        and a.cohort.names == b.cohort.names
-        and a.cohort.train.x is b.cohort.train.x
-        and a.cohort.train.starts == b.cohort.train.starts
-        and (a.cohort.seed, a.cohort.rounds) == (b.cohort.seed, b.cohort.rounds)
-        and kind(a.method, a.cohort.local) == kind(b.method, b.cohort.local)
+        and first.samples == second.samples
+        and first.rounds == second.rounds
+        and first.layout.fields == second.layout.fields
+        and type(first.execution) is type(second.execution)
+        and (first.task.loss, first.augmentation) == (second.task.loss, second.augmentation)
+        and kind(a.method, first.local) == kind(b.method, second.local)
         and _form(a.message) == _form(b.message)
         and _form(a.memory) == _form(b.memory)
     )
@@ -93,17 +97,17 @@ def _form(state: State) -> list[tuple[str, torch.Size]]:
     return [(name, tensor.shape[1:]) for name, tensor in state.items()]
 
 
-def _answers(requests: list[Request], apart: set[type[Method]]) -> list[Reply]:
+def _answers(requests: list[Request], apart: set[type[Method]], pool: Pool) -> list[Reply]:
     method = type(requests[0].method)
     if len(requests) > 1 and method not in apart:
         try:
-            return _stacked(requests)
+            return _stacked(requests, pool)
         except (Apart, SeveralRates):
             apart.add(method)
     return [request.answer() for request in requests]
 
 
-def _stacked(requests: list[Request]) -> list[Reply]:
+def _stacked(requests: list[Request], pool: Pool) -> list[Reply]:
     """One training for all, taken apart again."""
     first, count = requests[0], len(requests)
     clients = len(first.cohort)
@@ -112,7 +116,7 @@ def _stacked(requests: list[Request]) -> list[Reply]:
     def joined(states: list[State]) -> State:
         return State.join(states).take(side_by_side)
 
-    cohort = _cohort([r.cohort for r in requests])
+    cohort = _cohort([r.cohort for r in requests], pool)
     carried = [r.cohort.carried for r in requests]
     cohort.carried = joined([c for c in carried if c is not None]) if first.cohort.carried is not None else None
     message, memory = joined([r.message for r in requests]), joined([r.memory for r in requests])
@@ -130,8 +134,42 @@ def _stacked(requests: list[Request]) -> list[Reply]:
     return replies
 
 
-def _cohort(cohorts: list[Cohort]) -> Cohort:
-    """Every client once for each run; the data are not copied."""
-    first, rates = cohorts[0], tuple(c.local.lr for c in cohorts)
-    stack = first.take([i for i in range(len(first)) for _ in cohorts])
-    return replace(stack, rates=rates * len(first) if len(set(rates)) > 1 else None)
+class Pool:
+    """The samples of several runs as one; runs on the same data share it, others' are copied below each other once."""
+
+    def __init__(self) -> None:
+        self.copies: dict[tuple[int, ...], tuple[list[Samples], Samples]] = {}
+
+    def __call__(self, parts: list[Samples]) -> Samples:
+        """Client 0 of every part, then client 1 of every part, and so on."""
+        distinct = list({id(part.x): part for part in parts}.values())
+        whole, offsets = distinct[0], {id(distinct[0].x): 0}
+        if len(distinct) > 1:
+            key = tuple(map(id, (part.x for part in distinct)))
+            if key not in self.copies:  # the parts are kept with the copy: an id is theirs as long as they live
+                x, y = torch.cat([part.x for part in distinct]), torch.cat([part.y for part in distinct])
+                self.copies[key] = distinct, Samples(x, y, (), ())
+            whole, at = self.copies[key][1], 0
+            for part in distinct:
+                offsets[id(part.x)] = at
+                at += len(part.x)
+        order = [(i, part) for i in range(len(parts[0])) for part in parts]
+        starts = tuple(part.starts[i] + offsets[id(part.x)] for i, part in order)
+        return Samples(whole.x, whole.y, starts, tuple(part.counts[i] for i, part in order))
+
+
+def _cohort(cohorts: list[Cohort], pool: Pool) -> Cohort:
+    """Every client of every run; the data are not copied, or once where runs have their own."""
+    first, rates, seeds = cohorts[0], tuple(c.local.lr for c in cohorts), tuple(c.seed for c in cohorts)
+    weights = [c.class_weight for c in cohorts if c.class_weight is not None]
+    return replace(
+        first,
+        names=tuple(name for beside in zip(*(c.names for c in cohorts), strict=True) for name in beside),
+        train=pool([c.train for c in cohorts]),
+        validation=pool([c.validation for c in cohorts]),
+        class_weight=torch.stack(weights, 1).flatten(0, 1) if weights else None,
+        rates=rates * len(first) if len(set(rates)) > 1 else None,
+        seeds=seeds * len(first) if len(set(seeds)) > 1 else None,
+        loss_sum=None,
+        loss_count=None,
+    )
