@@ -1,0 +1,276 @@
+"""Panacea and all it is compared with, on FL-60, TPT-48 and digits: tables, newcomers, attackers, graphs, sizes.
+
+    python benchmarks/panacea.py tables       FL-60 and TPT-48, native and equal budget, with rows without federation
+    python benchmarks/panacea.py novel        a fifth of the clients held out
+    python benchmarks/panacea.py attack       0 to 50 % of the clients lie; controls with other graphs
+    python benchmarks/panacea.py graphs       a graph inferred by HeurFedAMP beside the given one
+    python benchmarks/panacea.py sizes        FL-30 to FL-480: does the generator pay more with more clients?
+
+Each runs what is missing in runs/panacea-STUDY and writes benchmarks/results/panacea-STUDY.json. The numbers in the
+documentation come from this script; the JSON says on which machine and at which commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import fedkin
+from fedkin import summary
+
+METHODS = [
+    "panacea",
+    "panacea_gn",
+    "pfedhn",
+    "fedavg",
+    "perfedavg",
+    "pfedme",
+    "sfl",
+    "fedamp",
+    "heurfedamp",
+    "separate",
+]
+CURVE = (20, 50, 100, 150)
+"""Rounds at which the headline's mean is told."""
+HERE = Path(__file__).parent
+Rows = list[dict[str, Any]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("study", choices=STUDIES)
+    parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=150)
+    parser.add_argument("--only", default="", help="cells whose name contains this; the others stay as they were")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--commit", help="where the source tree comes without its history")
+    options = parser.parse_args()
+    target = HERE / "results" / f"panacea-{options.study}.json"
+    before = json.loads(target.read_text(encoding="utf-8"))["cells"] if target.exists() else {}
+    out = options.out or Path(f"runs/panacea-{options.study}")
+    bench = Bench(out, options.seeds, options.rounds, options.only)
+    STUDIES[options.study](bench)
+    order = dict.fromkeys([*before, *bench.cells])
+    record = {
+        "command": " ".join(["python", "benchmarks/panacea.py", *sys.argv[1:]]),
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "versions": summary.versions(),
+        "commit": options.commit or summary.commit(),
+        "seeds": options.seeds,
+        "rounds": options.rounds,
+        "cells": {cell: bench.cells.get(cell, before.get(cell)) for cell in order},
+    }
+    target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    for cell, rows in bench.cells.items():
+        print(f"\n{cell}\n{table(rows)}")
+
+
+class Bench:
+    """Comparisons by name, each a cell of the study: rows of `method:model`."""
+
+    def __init__(self, out: Path, seeds: int, rounds: int, only: str) -> None:
+        self.out, self.seeds, self.rounds, self.only = out, seeds, rounds, only
+        self.cells: dict[str, Rows] = {}
+
+    def compare(
+        self,
+        cell: str,
+        methods: Sequence[str],
+        *,
+        references: Sequence[str] = (),
+        seeds: int | None = None,
+        **more: Any,
+    ) -> None:
+        if self.only not in cell:
+            return
+
+        def tell(method: str, seed: int) -> fedkin.Listener:
+            print(f"{cell}: {method}, seed {seed}", file=sys.stderr)
+            return fedkin.Listener()
+
+        given = {"references": list(references)} if references else {}
+        results = fedkin.compare(
+            {"rounds": self.rounds, "device": "cpu", **more},
+            methods=methods,
+            seeds=seeds or self.seeds,
+            out=self.out / cell.replace(" ", "-"),
+            listener=tell,
+            **given,
+        )
+        self.cells[cell] = measured(results)
+
+
+# ---- the studies ----
+
+
+def tables(bench: Bench) -> None:
+    for budget in ("native", "equal"):
+        bench.compare(f"fl60 {budget}", METHODS, data={"name": "fl60"}, budget=budget, references=["pooled"])
+    told = ["climatology", "least_squares", "pooled_least_squares", "persistence", "pooled"]
+    for split in ("random", "chronological"):
+        for budget in ("native", "equal"):
+            data = {"name": "tpt48", "split": split}
+            bench.compare(f"tpt48 {split} {budget}", METHODS, data=data, budget=budget, references=told)
+
+
+def novel(bench: Bench) -> None:
+    for name, data in DATA.items():
+        bench.compare(name, METHODS, data=data, budget="native", participation={"novel": 0.2})
+
+
+def attack(bench: Bench) -> None:
+    """Labels drawn uniformly from all classes, once a run; and, as a control, attackers who send nothing."""
+    for ratio in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5):
+        bench.compare(f"{ratio:.0%}", METHODS, **lies(ratio))
+        for name, settings in ADAM.items():
+            bench.compare(f"{ratio:.0%} {name}", ["panacea", "panacea_gn"], settings=settings, **lies(ratio))
+    for source in ("complete", "permuted", "empty"):
+        bench.compare(f"40% graph {source}", ["panacea", "panacea_gn"], graph={"source": source}, **lies(0.4))
+    bench.compare("40% silent", METHODS, **lies(0.4, "silent"))
+    bench.compare("40% skip", ["panacea", "panacea_gn"], settings={"skip": True}, **lies(0.4))
+
+
+def graphs(bench: Bench) -> None:
+    data = DATA | {f"digits {split}": {"name": "digits", "split": split} for split in ("practical", "relabelled")}
+    for name, each in data.items():
+        rounds = {"rounds": 150}
+        for source in ("given", "inferred", "permuted", "complete", "empty"):
+            bench.compare(
+                f"{name} {source}",
+                ["panacea", "panacea_gn"],
+                data=each,
+                budget="native",
+                graph={"source": source},
+                **rounds,
+            )
+    for source in ("given", "inferred"):
+        bench.compare(f"fl60 40% {source}", ["panacea", "panacea_gn"], graph={"source": source}, **lies(0.4))
+
+
+def sizes(bench: Bench) -> None:
+    both = ["panacea", "panacea_gn"]
+    for clients in (30, 60, 120, 240, 480):
+        data = {"name": "fl60", "clients": clients, "settings": {"variant": "generated"}}
+        bench.compare(f"FL-{clients}", both, data=data, budget="native")
+        bench.compare(f"FL-{clients} novel", both, data=data, budget="native", participation={"novel": 0.2})
+        bench.compare(f"FL-{clients} 40%", both, **(lies(0.4) | {"data": data}))
+
+
+DATA = {"fl60": {"name": "fl60"}, "tpt48 random": {"name": "tpt48", "split": "random"}}
+DATA |= {"tpt48 chronological": {"name": "tpt48", "split": "chronological"}}
+ADAM = {
+    "adam": {"server_optimiser": "adam", "server_lr": 1e-3},
+    "adam 5 steps": {"server_optimiser": "adam", "server_lr": 1e-3, "server_steps": 5},
+}
+STUDIES: dict[str, Callable[[Bench], None]] = {f.__name__: f for f in (tables, novel, attack, graphs, sizes)}
+
+
+def lies(ratio: float, kind: str = "random") -> dict[str, Any]:
+    corruption = {"labels": 1.0, "clients": ratio, "kind": kind}
+    return {"data": {"name": "fl60"}, "budget": "native", "corruption": corruption}
+
+
+# ---- what they came to ----
+
+
+def measured(results: fedkin.Results) -> Rows:
+    """A row for each `method:model`, and for each reference."""
+    rows: Rows = []
+    for row in results.rows():
+        runs = [run for run in results.runs if run.summary["method"] == row.method]
+        last = [line(run, row.model) for run in runs]
+        rows.append(
+            {
+                "row": row.name,
+                "headline": row.headline,
+                "best": row.bmta,
+                "std_clients": row.std_clients,
+                "std_seeds": row.std_seeds,
+                "last": row.last,
+                "validated": row.validated,
+                "rounds": {k: mean([at(run, row.model, k) for run in runs]) for k in CURVE},
+                **sides(runs, last),
+                **newcomers(runs, row.model),
+                "seconds_a_round": mean([run.summary["seconds"] / run.summary["rounds"] for run in runs]),
+            }
+        )
+    named = {row["row"] for row in rows}
+    for run in results.runs:  # models that newcomers alone have
+        for model in (run.summary.get("novel") or {}).get("models", {}):
+            name = f"{run.summary['method']}:{model}"
+            if name not in named:
+                named.add(name)
+                runs = [r for r in results.runs if r.summary["method"] == run.summary["method"]]
+                rows.append({"row": name, "headline": False, **newcomers(runs, model)})
+    for reference in getattr(results, "references", list)():
+        rows.append({"row": reference.name, "headline": False, "reference": True, **told(reference)})
+    return rows
+
+
+def told(reference: Any) -> dict[str, Any]:
+    return {key: getattr(reference, key) for key in ("best", "std_clients", "std_seeds") if hasattr(reference, key)}
+
+
+def line(run: fedkin.Run, model: str) -> dict[str, float]:
+    """{client: score} of the closing exchange."""
+    final = next(each for each in reversed(run.rounds) if each.get("final"))
+    return dict(zip(run.summary["clients"], final["models"][model]["clients"], strict=True))
+
+
+def at(run: fedkin.Run, model: str, round: int) -> float | None:
+    found = [each for each in run.rounds if each["round"] == round and not each.get("novel")]
+    return found[0]["models"][model]["mean"] if found else None
+
+
+def sides(runs: Sequence[fedkin.Run], last: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """At the end: the means over benign and over attacked clients, and of the attacked the lowest and highest seed."""
+    means: dict[str, list[float]] = {"benign": [], "attacked": []}
+    for run, scores in zip(runs, last, strict=True):
+        hit = set(run.summary["corrupted"])
+        for side, inside in (("benign", False), ("attacked", True)):
+            chosen = [score for name, score in scores.items() if (name in hit) is inside]
+            if chosen:
+                means[side].append(float(np.mean(chosen)))
+    if not means["attacked"]:
+        return {}
+    spread = [min(means["attacked"]), max(means["attacked"])]
+    return {side: mean(values) for side, values in means.items()} | {"attacked_range": spread}
+
+
+def newcomers(runs: Sequence[fedkin.Run], model: str) -> dict[str, Any]:
+    held = [(run.summary.get("novel") or {}).get("models", {}).get(model) for run in runs]
+    if not all(held):
+        return {}
+    means = [each["mean"] for each in held]
+    spread = float(np.std(means, ddof=1)) if len(means) > 1 else None
+    return {"novel": mean(means), "novel_std_clients": mean([each["std"] for each in held]), "novel_std_seeds": spread}
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def table(rows: Rows) -> str:
+    """As Markdown."""
+    keys = ["best", "std_clients", "std_seeds", "last", "benign", "attacked", "novel", "novel_std_clients"]
+    shown = [key for key in keys if any(row.get(key) is not None for row in rows)]
+    lines = [f"| row | {' | '.join(shown)} | at {', '.join(map(str, CURVE))} |", "|---|" + "---|" * (len(shown) + 1)]
+    for row in rows:
+        cells = ["" if row.get(key) is None else f"{row[key]:.4g}" for key in shown]
+        curve = ", ".join("" if v is None else f"{v:.3g}" for v in row.get("rounds", {}).values())
+        name = f"**{row['row']}**" if row["headline"] else row["row"]
+        lines.append(f"| {name} | {' | '.join(cells)} | {curve} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
