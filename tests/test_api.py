@@ -568,12 +568,25 @@ def test_clients_with_hardly_any_data_are_mentioned(tmp_path):
 
 
 def test_newcomers_stand_beside_known_clients_in_table_and_report(tmp_path):
+    """Others are held out in each seed, so a silo is known in some seeds only."""
     settings = merge(SMALL, {"participation": {"novel": 0.4}})
-    results = fedkin.compare(settings, methods=["separate", "fedamp"], out=tmp_path / "c")
-    served = {name: (known, new) for name, known, new in fedkin.comparison.newcomers(results.runs)}
+    results = fedkin.compare(settings, methods=["separate", "fedamp"], seeds=2, out=tmp_path / "c")
+    held = [set(run.summary["novel"]["clients"]) for run in results.runs]
+    assert held[0] != held[1] and held[:2] == held[2:]
+    served = {each.name: each for each in fedkin.comparison.newcomers(results.runs)}
     assert set(served) == {"separate:personal", "fedamp:cloud", "fedamp:personal"}
-    for run in results.runs:
-        name = f"{run.summary['method']}:{run.summary['headline']}"
-        assert served[name][1] == pytest.approx(run.rounds[-1]["models"][run.summary["headline"]]["mean"])
+    for method in ("separate", "fedamp"):
+        runs = [run for run in results.runs if run.summary["method"] == method]
+        headline = runs[0].summary["headline"]
+        means = [run.rounds[-1]["models"][headline]["mean"] for run in runs]
+        assert served[f"{method}:{headline}"].newcomers.mean == pytest.approx(sum(means) / 2)
+    known = {client for run in results.runs for client in run.summary["clients"]}
+    joining = fedkin.joining.worth_joining(results.runs)
+    assert {silo.client for silo in joining.silos} == known
+    for silo in joining.silos:
+        runs = [run for run in results.runs if run.summary["method"] == "separate"]
+        own = [run.outputs(silo.client) for run in runs if silo.client in run.summary["clients"]]
+        right = [(each.models["chosen"].argmax(1) == each.targets).double().mean().item() for each in own]
+        assert silo.alone.value == pytest.approx(sum(right) / len(right))
     page = results.report().read_text()
     assert all(client in page.partition("Newcomers")[2] for client in results.runs[0].summary["novel"]["clients"])

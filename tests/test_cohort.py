@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import chain, pairwise
+from typing import Any
 
 import pytest
 import torch
@@ -20,7 +21,7 @@ from fedkin.cohort import Cohort, Predictor, Samples, evaluate
 from fedkin.execution import Batch, OneByOne, choose, has_batch_statistics
 from fedkin.optimisers import Local, Optimiser
 from fedkin.state import State
-from fedkin.task import METRICS, Loss, Task, class_weights, loss_named, metric_named
+from fedkin.task import LOSSES, METRICS, Loss, Task, class_weights, loss_named, metric_named
 from fedkin.weights import Layout
 
 CPU = torch.device("cpu")
@@ -107,7 +108,7 @@ def made(
     return cohort, layout.row(module).expand(len(sizes), -1), module
 
 
-def batches_of(cohort: Cohort, i: int, round: int, **options: int) -> list[tuple[Tensor, Tensor]]:
+def batches_of(cohort: Cohort, i: int, round: int, **options: Any) -> list[tuple[Tensor, Tensor]]:
     """The mini-batches of one client; that they are right is shown in the tests of batches below."""
     return [(b.x[i, : b.counts[i]], b.y[i, : b.counts[i]]) for b in cohort.batches(round, **options) if i < len(b)]
 
@@ -175,7 +176,7 @@ def numbered(sizes: Sequence[int], merge: bool = False, **settings: int) -> Coho
     return cohort
 
 
-def seen(cohort: Cohort, i: int, round: int = 1, **options: int | str) -> list[list[int]]:
+def seen(cohort: Cohort, i: int, round: int = 1, **options: Any) -> list[list[int]]:
     """The numbers of client i's samples, batch by batch."""
     found = []
     for batch in cohort.batches(round, **options):
@@ -236,6 +237,43 @@ def test_a_number_of_steps_is_taken_by_everyone_starting_over_as_often_as_needed
         for at in range(0, steps - per_pass + 1, per_pass):
             assert sorted(chain.from_iterable(found[at : at + per_pass])) == list(range(n))
         assert len(set(chain.from_iterable(found[:per_pass]))) == sum(map(len, found[:per_pass]))
+
+
+@settings(max_examples=30, deadline=None)
+@given(clients, st.integers(1, 6), st.integers(1, 3), st.integers(0, 9), st.booleans())
+def test_the_budget_is_the_number_of_batches_of_a_round(
+    sizes: list[int], size: int, epochs: int, steps: int, merge: bool
+) -> None:
+    """Of whole passes, or of the steps that are taken in their place."""
+    cohort = numbered(sizes, merge, batch_size=size, epochs=epochs, steps=steps)
+    found = [len(seen(cohort, i)) for i in range(len(sizes))]
+    assert cohort.step_counts() == found
+    if steps:
+        assert found == [steps] * len(sizes)
+
+
+@settings(max_examples=30, deadline=None)
+@given(clients, st.integers(1, 6), st.lists(st.integers(1, 9), min_size=5, max_size=5))
+def test_every_client_may_take_a_number_of_steps_of_its_own(sizes: list[int], size: int, some: list[int]) -> None:
+    """The batches are those that it would have had with more or fewer."""
+    steps = sorted(some[: len(sizes)], reverse=True)
+    cohort = numbered(sizes, batch_size=size, steps=2)
+    for i in range(len(sizes)):
+        assert seen(cohort, i, steps=steps) == seen(cohort, i, steps=9)[: steps[i]]
+    assert [len(batch) for batch in cohort.batches(1, steps=steps)] == [
+        sum(s > at for s in steps) for at in range(max(steps))
+    ]
+
+
+def test_steps_that_rise_with_the_rows_are_refused() -> None:
+    with pytest.raises(ValueError, match="sorted by falling number"):
+        next(numbered([9, 9], batch_size=4).batches(1, steps=[2, 3]))
+
+
+def test_passes_that_are_asked_for_go_before_steps() -> None:
+    cohort = numbered([10], batch_size=4, steps=7)
+    assert [len(b) for b in seen(cohort, 0, epochs=1)] == [4, 4, 2]
+    assert len(seen(cohort, 0, steps=2)) == 2 and len(seen(cohort, 0)) == 7
 
 
 def test_passes_rounds_and_streams_are_shuffled_anew() -> None:
@@ -426,6 +464,19 @@ def test_passes_may_be_asked_for() -> None:
     assert len(batches) == 4
     plain, _ = trained_plainly(module, W[1], batches, cohort.local, nn.CrossEntropyLoss())
     assert_same(cohort.fit(W, 1, epochs=1)[1:2], plain[None])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_round_may_be_a_number_of_steps(way: str) -> None:
+    """The smallest client starts over four times, the largest does not get through its data."""
+    local = Local(epochs=3, batch_size=5, steps=4, lr=0.01)
+    cohort, W, module = made(local=local, way=way)
+    expected = []
+    for i in range(len(cohort)):
+        batches = batches_of(cohort, i, 1)
+        assert len(batches) == 4
+        expected.append(trained_plainly(module, W[i], batches, local, nn.CrossEntropyLoss())[0])
+    assert_same(cohort.fit(W, 1), torch.stack(expected))
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
@@ -651,6 +702,52 @@ def test_the_full_gradient_is_that_of_all_of_a_clients_samples(way: str) -> None
         F.cross_entropy(own(x), y).backward()
         expected = torch.cat([p.grad.flatten() for p in own.parameters() if p.grad is not None])
         assert_same(found[i : i + 1], expected[None])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_full_gradient_of_a_masked_loss_is_the_mean_over_known_targets(way: str) -> None:
+    """Batches with few known targets count less; a client that knows none stands still."""
+    cohort, W, module = made(way=way, kind="regression", loss=LOSSES["masked_mse"])
+    cohort.task = replace(cohort.task, loss=LOSSES["masked_mse"])
+    gaps = torch.rand(cohort.train.y.shape, generator=torch.Generator().manual_seed(0)) < 0.6
+    gaps[cohort.train.starts[2] :][: SIZES[2]] = True
+    cohort.train.y[gaps] = torch.nan
+    found = cohort.full_grad(W.clone(), 1)
+    for i, n in enumerate(SIZES):
+        own, start = copy.deepcopy(module), cohort.train.starts[i]
+        x, y = cohort.train.x[start : start + n], cohort.train.y[start : start + n]
+        known = ~y.isnan()
+        expected = torch.zeros(cohort.layout.parameters, dtype=torch.float64)
+        if known.any():
+            (own(x)[known] - y[known]).square().mean().backward()
+            expected = torch.cat([p.grad.flatten() for p in own.parameters() if p.grad is not None])
+        assert_same(found[i : i + 1], expected[None])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_full_gradient_is_one_pass_whatever_local_training_does_and_moves_running_statistics(way: str) -> None:
+    cohort, start, module = made("batch-norm", way=way, local=Local(batch_size=5, steps=2))
+    W, d = start.clone(), cohort.layout.parameters
+    found = cohort.full_grad(W, 1)
+    for i, n in enumerate(SIZES):
+        own = copy.deepcopy(module).train()
+        for x, y in batches_of(cohort, i, 1, stream="full", epochs=1):
+            (F.cross_entropy(own(x), y, reduction="sum") / n).backward()
+        expected = torch.cat([p.grad.flatten() for p in own.parameters() if p.grad is not None])
+        assert_same(found[i : i + 1], expected[None])
+        assert_same(W[i : i + 1, d:], cohort.layout.row(own)[None, d:])
+    assert torch.equal(W[:, :d], start[:, :d])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_curvature_is_of_the_first_rows_those_in_the_batch(way: str) -> None:
+    cohort, W, _ = made(way=way, weights="balanced")
+    V = torch.randn(5, cohort.layout.parameters, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    batch = list(cohort.batches(1))[-1]
+    assert len(batch) == 1
+    found = cohort.curvature(W, V, batch)
+    turned = [cohort.grad(W + step * V, batch) for step in (1e-6, -1e-6)]
+    assert_same(found, (turned[0] - turned[1]) / 2e-6, 1e-6)
 
 
 def test_there_is_no_mean_loss_before_a_gradient() -> None:

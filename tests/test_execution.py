@@ -277,6 +277,114 @@ def test_a_gradient_leaves_the_users_module_alone(way: str) -> None:
     assert module.training
 
 
+# Curvature: the Hessian times a direction
+
+
+class Idle(nn.Module):
+    """Has a layer that it never uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.idle = nn.Linear(4, 3), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.used(x))
+
+
+def directions(module: nn.Module, m: int) -> Tensor:
+    d = Layout.of(module).parameters
+    return torch.randn(m, d, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+
+
+def by_difference(run: OneByOne | Stacked, W: Tensor, V: Tensor, batch: Batch, h: float = 1e-6) -> Tensor:
+    """How much the gradient turns along V, from its values on both sides."""
+    ends = []
+    for step in (h, -h):
+        moved = W.clone()
+        moved[:, : V.shape[1]] += step * V
+        ends.append(run.grad(moved, batch)[0])
+    return (ends[0] - ends[1]) / (2 * h)
+
+
+@pytest.mark.parametrize(("name", "way"), IN_BOTH_WAYS)
+@pytest.mark.parametrize("counts", [[6, 6, 6, 6], [6, 6, 4, 2]], ids=str)
+def test_curvature_is_how_the_gradient_turns_along_a_direction(name: str, way: str, counts: list[int]) -> None:
+    module = built(name)
+    W, V, (x, y) = rows(module, 4), directions(module, 4), samples(name, 4, 6)
+    if name == "undecided":
+        x[0], x[1] = x[0].abs(), -x[1].abs()
+    run, batch = executor(module, way), Batch(x, y, counts)
+    found = run.curvature(W, V, batch)
+    assert not found.requires_grad and found.norm(dim=1).min() > 1e-4
+    assert_same(found, by_difference(run, W, V, batch), 1e-6)
+    assert_same(found, executor(module, "one-by-one").curvature(W, V, batch))
+
+
+@pytest.mark.parametrize("way", ["stacked", "one-by-one"])
+def test_curvature_is_the_whole_hessian_times_a_direction(way: str) -> None:
+    module = built("mlp")
+    layout, W, V, (x, y) = Layout.of(module), rows(module, 2), directions(module, 2), samples("mlp", 2, 5)
+    found = executor(module, way).curvature(W, V, Batch(x, y, [5, 3]))
+    for i, count in enumerate((5, 3)):
+
+        def loss(w: Tensor, i: int = i, count: int = count) -> Tensor:
+            outputs = torch.func.functional_call(module, layout.trained(w), (x[i, :count],))
+            return F.cross_entropy(outputs, y[i, :count])
+
+        H = torch.autograd.functional.hessian(loss, W[i])
+        assert_same(found[i : i + 1], (H @ V[i])[None])
+
+
+@pytest.mark.parametrize("way", ["stacked", "one-by-one"])
+def test_curvature_weighs_samples_as_the_gradient_does_and_sees_no_padding(way: str) -> None:
+    module = built("mlp")
+    W, V, (x, y) = rows(module, 3), directions(module, 3), samples("mlp", 3, 6)
+    weight = torch.rand(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(6)) + 0.1
+    run, batch = executor(module, way), Batch(x, y, [6, 6, 3], weight)
+    found = run.curvature(W, V, batch)
+    assert_same(found, by_difference(run, W, V, batch), 1e-6)
+    assert (found - run.curvature(W, V, Batch(x, y, [6, 6, 3]))).norm(dim=1).min() > 1e-3
+    x[2, 3:], y[2, 3:], weight[2, 3:] = 1e3, 0, 50.0
+    assert_same(run.curvature(W, V, batch), found)
+
+
+@pytest.mark.parametrize("way", ["stacked", "one-by-one"])
+@pytest.mark.parametrize("name", ["batch-norm", "watching", "watching-by-assignment", "frozen"])
+def test_curvature_leaves_rows_directions_and_module_alone(name: str, way: str) -> None:
+    module = built(name)
+    W, V, (x, y) = rows(module, 3), directions(module, 3), samples(name, 3, 5)
+    before, along, run, state = W.clone(), V.clone(), executor(module, way), copy.deepcopy(module.state_dict())
+    for counts in ([5, 5, 5], [5, 4, 2]):
+        first = run.curvature(W, V, Batch(x, y, counts))
+        assert torch.equal(first, run.curvature(W, V, Batch(x, y, counts)))
+    assert torch.equal(W, before) and torch.equal(V, along)
+    assert all(torch.equal(a, b) for a, b in zip(module.state_dict().values(), state.values(), strict=True))
+    assert all(p.grad is None for p in module.parameters())
+
+
+@pytest.mark.parametrize("way", ["stacked", "one-by-one"])
+def test_what_is_not_used_and_what_is_linear_has_no_curvature(way: str) -> None:
+    torch.manual_seed(3)
+    module = Idle().double()
+    layout, W, V, (x, y) = Layout.of(module), rows(module, 2), directions(module, 2), samples("mlp", 2, 5)
+    H = layout.trained(executor(module, way).curvature(W, V, Batch(x, y, [5, 4])))
+    assert H["used.weight"].flatten(1).any(1).all() and not H["idle.weight"].any() and not H["idle.bias"].any()
+    plain = nn.Linear(4, 3).double()
+    mean = loss_named(lambda outputs, targets: outputs.mean())
+    assert not executor(plain, way, mean).curvature(rows(plain, 2), directions(plain, 2), Batch(x, y, [5, 4])).any()
+
+
+def test_curvature_draws_what_the_gradient_drew() -> None:
+    """Dropout: both are of the same loss."""
+    torch.manual_seed(3)
+    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 3)).double()
+    W, V, (x, y) = rows(module, 2), directions(module, 2), samples("mlp", 2, 6)
+    run = executor(module, "one-by-one")
+    found = [run.curvature(W, V, Batch(x, y, [6, 6], seeds=lambda i, at=at: 10 * at + i)) for at in (1, 2)]
+    assert_same(found[0], by_difference(run, W, V, Batch(x, y, [6, 6], seeds=lambda i: 10 + i)), 1e-6)
+    assert (found[0] - found[1]).norm(dim=1).min() > 1e-3
+
+
 # Short batches
 
 

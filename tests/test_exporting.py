@@ -22,7 +22,7 @@ import fedkin
 from fedkin import exporting, models
 from fedkin.errors import FedkinError
 from fedkin.execution import Mixture
-from fedkin.preprocessing import Category, Number, Pixels, TablePreprocessing
+from fedkin.preprocessing import Category, Number, Pixels, Scaled, TablePreprocessing
 from fedkin.saved import Prediction, Saved
 from fedkin.weights import Layout
 
@@ -42,6 +42,7 @@ KINDS: dict[str, tuple[str, tuple[int, ...], int, str, Any]] = {
     "logistic-table": ("logistic", (8,), 2, "classification", TABLE),
     "cnn-pixels": ("cnn", (1, 28, 28), 10, "classification", GREY),
     "resnet18-pixels": ("resnet18", (3, 32, 32), 5, "classification", COLOUR),
+    "mlp-scaled": ("mlp", (6,), 6, "regression", Scaled((6,), (-0.3,), (1.7,))),
     "gru": ("gru", (9, 2), 3, "regression", None),
 }
 

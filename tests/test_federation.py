@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedkin.federation import Client, Federation, FederationError
-from fedkin.task import Task
+from fedkin.task import LOSSES, Task
 
 TASK = Task.classification((1,), 3)
 
@@ -103,7 +104,8 @@ def test_no_share_keeps_nothing_and_a_clients_own_validation_data_stay():
 
 
 def test_those_held_out_come_after_all_others_who_keep_their_rows():
-    graph = torch.arange(25.0).view(5, 5)
+    graph = torch.arange(25.0).view(5, 5).triu(1)
+    graph = graph + graph.T
     whole = federation({"a": 5, "b": 4, "c": 3, "d": 2, "e": 1}, graph=graph)
     known, everyone = whole.without(["d", "a"])
     assert known.names == ("b", "c", "e")
@@ -221,6 +223,21 @@ def test_data_that_cannot_be_used_are_refused_with_the_client_and_the_reason(cli
         Federation.from_arrays(clients)
     assert said in str(caught.value)
     assert str(caught.value).endswith(".")
+
+
+def test_targets_may_be_missing_only_where_the_loss_leaves_them_out():
+    plain = Task.regression((1,), 2)
+    masked = replace(plain, loss=LOSSES["masked_mse"])
+    x, y = torch.zeros(3, 1), torch.tensor([[1.0, torch.nan], [torch.nan] * 2, [0.0, 2.0]])
+    whole = Client("a", (x, y.nan_to_num()), (x, y.nan_to_num()))
+    for gappy in (replace(whole, train=(x, y)), replace(whole, test=(x, y)), replace(whole, validation=(x, y))):
+        assert Federation("gaps", (gappy,), masked).clients
+        with pytest.raises(FederationError, match=r"must be finite .*NaN where missing, with the loss masked_mse"):
+            Federation("gaps", (gappy,), plain)
+    endless = replace(whole, train=(x, y.nan_to_num(torch.inf)))
+    for task in (plain, masked):
+        with pytest.raises(FederationError, match="'a', training data: targets of a regression must be finite"):
+            Federation("gaps", (endless,), task)
 
 
 def test_targets_of_a_regression_must_be_finite_numbers():

@@ -204,6 +204,36 @@ def test_each_output_reads_the_known_features_of_earlier_steps_only() -> None:
         assert torch.equal(slope[:, 6:, 1].abs().amin(0) > 0, torch.arange(4) < k)
 
 
+def test_a_teacher_tells_the_truth_of_earlier_steps() -> None:
+    """Trap T21, on purpose: output k reads the true steps before k, in training and in evaluation; never step k."""
+    network = models.gru((10, 2), 4, hidden=5, teacher=True).double().eval()
+    x = torch.randn(3, 10, 2, dtype=torch.float64, requires_grad=True)
+    for k in range(4):
+        (slope,) = torch.autograd.grad(network(x)[:, k].sum(), x)
+        for feature in range(2):
+            assert torch.equal(slope[:, 6:, feature].abs().amin(0) > 0, torch.arange(4) < k)
+
+
+def test_without_a_teacher_the_truth_has_no_slope() -> None:
+    network = models.gru((10, 2), 4, hidden=5).double()
+    x = torch.randn(3, 10, 2, dtype=torch.float64, requires_grad=True)
+    (slope,) = torch.autograd.grad(network(x).sum(), x)
+    assert not slope[:, 6:, 0].any()
+    assert slope[:, 6:9, 1].any()
+
+
+def test_a_teacher_who_repeats_the_models_own_answers_changes_nothing() -> None:
+    torch.manual_seed(3)
+    alone = models.gru((10, 2), 4, hidden=5).double()
+    taught = models.gru((10, 2), 4, hidden=5, teacher=True).double()
+    taught.load_state_dict(alone.state_dict())
+    x = torch.randn(3, 10, 2, dtype=torch.float64)
+    told = x.clone()
+    told[:, 6:, 0] = alone(x).detach()
+    assert torch.allclose(taught(told), alone(x), rtol=0, atol=1e-12)
+    assert not torch.allclose(taught(x), alone(x), rtol=0, atol=1e-3)
+
+
 def test_the_gru_refuses_a_window_without_observed_steps() -> None:
     network = models.gru((10, 2), 4)
     with pytest.raises(ModelError, match=r"cannot read two samples of shape \(4, 2\)"):
@@ -223,6 +253,7 @@ STACKED: list[tuple[str, Shape, dict[str, object]]] = [
     ("resnet18", (3, 16, 16), {"stem": "imagenet"}),
     ("gru", (7, 2), {"hidden": 4}),
     ("gru", (7, 1), {"hidden": 4}),
+    ("gru", (7, 2), {"hidden": 4, "teacher": True}),
 ]
 
 

@@ -21,6 +21,7 @@ from fedkin.preprocessing import (
     Number,
     Pixels,
     PreprocessingError,
+    Scaled,
     Statistics,
     TablePreprocessing,
     TableSettings,
@@ -212,6 +213,22 @@ def test_what_was_saved_is_read_back_exactly(columns, seed):
 def test_pixels_are_read_back():
     pixels = Pixels((1, 2, 2), 255, (0.1,), (0.3,))
     assert from_json(json.loads(json.dumps(pixels.to_json()))) == pixels
+
+
+@pytest.mark.parametrize(("mean", "scale"), [((5.0,), (2.0,)), ((1.0, -2.0), (0.5, 4.0))])
+def test_scaled_numbers(mean, scale):
+    scaled = Scaled((3, 2), mean, scale)
+    assert from_json(json.loads(json.dumps(scaled.to_json()))) == scaled
+    raw = np.random.default_rng(0).normal(size=(4, 3, 2))
+    expected = (raw - np.array(mean)) / np.array(scale)
+    found = scaled.module()(scaled.read(raw))
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    np.testing.assert_allclose(scaled.module()(scaled.read(raw[0])), expected[:1], rtol=1e-6)
+    with pytest.raises(PreprocessingError, match=r"shape \(3, 2\) are needed"):
+        scaled.read(raw[:, :2])
+    with pytest.raises(PreprocessingError, match="NaN or infinite numbers"):
+        scaled.read(np.full((3, 2), np.nan))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 from torch import Tensor, nn
 
-from fedkin.task import LOSSES, METRICS, Task, class_weights, loss_named, metric_named, reference_of
+from fedkin.task import (
+    LOSSES,
+    METRICS,
+    Task,
+    class_weights,
+    loss_named,
+    metric_named,
+    metrics_for,
+    reference_of,
+)
 
 
 def logits(b: int = 6, classes: int = 3) -> tuple[Tensor, Tensor]:
@@ -162,13 +171,79 @@ def test_classes_have_no_units(name: str) -> None:
     assert METRICS[name].in_units(40.0)(outputs, y).tolist() == METRICS[name](outputs, y).tolist()
 
 
+# Missing targets
+
+GAPS = st.lists(
+    st.lists(st.tuples(st.floats(-9, 9), st.none() | st.floats(-9, 9)), min_size=3, max_size=3), min_size=1, max_size=8
+)
+
+
+def with_gaps(samples: list[list[tuple[float, float | None]]]) -> tuple[Tensor, Tensor, list[float]]:
+    """Outputs, targets with NaN for None, and the errors of those that are known."""
+    outputs = torch.tensor([[z for z, _ in row] for row in samples], dtype=torch.float64)
+    targets = torch.tensor([[torch.nan if y is None else y for _, y in row] for row in samples], dtype=torch.float64)
+    return outputs, targets, [z - y for row in samples for z, y in row if y is not None]
+
+
+@settings(deadline=None, max_examples=100)
+@given(GAPS)
+def test_missing_targets_are_left_out_of_loss_and_scores(samples: list[list[tuple[float, float | None]]]) -> None:
+    outputs, targets, errors = with_gaps(samples)
+    loss = LOSSES["masked_mse"](outputs, targets, None)
+    if not errors:
+        assert float(loss) == 0
+        assert all(np.isnan(score(f"masked_{name}", outputs, targets)) for name in ("mse", "rmse", "mae"))
+        return
+    square = sum(e * e for e in errors) / len(errors)
+    assert float(loss) == pytest.approx(square)
+    assert score("masked_mse", outputs, targets) == pytest.approx(square)
+    assert score("masked_rmse", outputs, targets) == pytest.approx(square**0.5)
+    assert score("masked_mae", outputs, targets) == pytest.approx(sum(map(abs, errors)) / len(errors))
+
+
+@settings(deadline=None, max_examples=50)
+@given(GAPS)
+def test_a_missing_target_pulls_nowhere(samples: list[list[tuple[float, float | None]]]) -> None:
+    outputs, targets, errors = with_gaps(samples)
+    outputs.requires_grad_()
+    (slope,) = torch.autograd.grad(LOSSES["masked_mse"](outputs, targets, None), outputs)
+    expected = [[0 if y is None else 2 * (z - y) / len(errors) for z, y in row] for row in samples]
+    torch.testing.assert_close(slope, torch.tensor(expected, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("name", ["rmse", "mae", "mse"])
+def test_where_nothing_is_missing_masked_errors_are_the_plain_ones(name: str) -> None:
+    outputs, y = torch.randn(20, 3), torch.randn(20, 3)
+    assert score(f"masked_{name}", outputs, y) == pytest.approx(score(name, outputs, y), rel=1e-6)
+    assert METRICS[f"masked_{name}"].degree == METRICS[name].degree
+
+
+def test_single_precision_does_not_blur_a_masked_score() -> None:
+    """A number of known targets that is no float32 would move the seventh digit."""
+    targets = torch.full((3, 3), torch.nan, dtype=torch.float64)
+    targets[0] = targets[1, 0] = 0
+    assert score("masked_mse", torch.ones(3, 3, dtype=torch.float64), targets) == pytest.approx(1, abs=1e-15)
+
+
+def test_what_diverged_is_not_hidden() -> None:
+    outputs = torch.tensor([[torch.inf, 1.0]])
+    assert not np.isfinite(score("masked_mse", outputs, torch.zeros(1, 2)))
+    assert np.isfinite(score("masked_mse", outputs, torch.tensor([[torch.nan, 0.0]])))
+
+
+def test_metrics_of_gaps_are_for_targets_with_gaps() -> None:
+    assert list(metrics_for("regression")) == ["rmse", "mae", "mse"]
+    assert list(metrics_for("regression", masked=True)) == ["masked_rmse", "masked_mae", "masked_mse"]
+    assert [name for name, loss in LOSSES.items() if loss.masks] == ["masked_mse"]
+
+
 # Finding them
 
 
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_are_found_by_name(name: str) -> None:
     assert loss_named(name) is LOSSES[name]
-    assert loss_named(name).per_sample
+    assert loss_named(name).per_sample == (name != "masked_mse")
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -179,7 +254,7 @@ def test_metrics_are_found_by_name(name: str) -> None:
 def test_an_unknown_loss_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"no loss 'cross-entropy'; did you mean 'cross_entropy'\? known are"):
         loss_named("cross-entropy")
-    with pytest.raises(ValueError, match=r"no loss 'zzz'; known are cross_entropy, mse, or your own"):
+    with pytest.raises(ValueError, match=r"no loss 'zzz'; known are cross_entropy, mse, masked_mse, or your own"):
         loss_named("zzz")
 
 

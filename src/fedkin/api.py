@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import comparison, data, inference, joining
+from . import comparison, data, inference, joining, references
 from .assembly import Assembly, assemble
 from .config import Config, ConfigError, merge, read_toml, resolve, unknown_key
 from .engines.lockstep import run_together
@@ -55,6 +55,11 @@ class Results:
         """
         return joining.worth_joining(self.runs, metric)
 
+    def references(self) -> list[references.Reference]:
+        """What was scored without federated learning, where that was asked for; `fedkin.references.rows` of it."""
+        metric = self.runs[0].summary["metric"]
+        return [each for each in references.read(self.path) if each.metric == metric]
+
     def frame(self) -> Any:
         """The table as a pandas frame."""
         import pandas as pd
@@ -66,7 +71,8 @@ class Results:
         from .report import write_report
 
         target = Path(path) if path is not None else self.path / "report.html"
-        return write_report(self.runs, target, title, {"notes": list(notes)})
+        without = references.rows(self.references())
+        return write_report(self.runs, target, title, {"notes": list(notes), "references": without})
 
     def figures(self, folder: Path | str | None = None, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
         """Writes the figures for print."""
@@ -228,6 +234,7 @@ def compare(
     model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
+    references: Sequence[str] = (),
     out: Path | str = "runs/comparison",
     listener: Callable[[str, int], Listener] | None = None,
     **settings: Any,
@@ -238,12 +245,40 @@ def compare(
     again goes on where the last one ended. `seeds`: how many, from the configuration's `seed` on, or which.
 
     A method's own settings go to those methods that have them. A table `methods.NAME` in the configuration is laid over
-    it for that method alone.
+    it for that method alone. `references` are rows without federated learning (`fedkin.references`).
     """
     folder = Path(out)
     objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
-    plan = planned(merge(table(config), settings), methods, seeds, folder, objects)
-    return Results(carried_out(plan, objects, listener), folder)
+    raw = merge(table(config), settings)
+    plan = planned(raw, methods, seeds, folder, objects)
+    write_references = _without_learning(raw, plan, references, folder, objects, listener)
+    results = Results(carried_out(plan, objects, listener), folder)
+    write_references()
+    return results
+
+
+def _without_learning(
+    raw: Settings,
+    plan: Sequence[Planned],
+    names: Sequence[str],
+    folder: Path,
+    objects: Settings,
+    listener: Callable[[str, int], Listener] | None,
+) -> Callable[[], None]:
+    """What writes these rows beside the runs of a plan; that they can be made is tried here, before any run."""
+    common = {key: value for key, value in raw.items() if key not in ("methods", "settings")}
+
+    def ready(seed: int) -> Assembly:
+        return prepare(merge(common, {"method": "separate", "seed": seed, "graph": {"source": "none"}}), **objects)
+
+    if names:
+        references.check(ready(plan[0].seed), names)
+
+    def write() -> None:
+        for seed in dict.fromkeys(each.seed for each in plan) if names else ():
+            references.beside(folder, ready(seed), names, listener("references", seed) if listener else None)
+
+    return write
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,8 @@ from torch import Tensor, nn
 from . import data, models, streams
 from .augment import Augmentation
 from .cohort import Cohort, Samples
-from .config import Config, ConfigError
+from .config import Config, ConfigError, Graph
+from .data import graphs
 from .data.corrupt import corrupt
 from .execution import Choice, OneByOne, Stacked, choose, has_batch_statistics
 from .federation import Federation, FederationError, Problem
@@ -24,6 +27,7 @@ from .weights import Layout
 FEW = 5
 """Training samples below which a client's part in the means deserves a word."""
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+GRAPHS = ("given", "none", "empty", "complete", "permuted", "groups", "inferred")
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,6 +44,15 @@ class Assembly:
     device: torch.device
     reason: str
     warnings: tuple[str, ...] = ()
+
+    @property
+    def infers(self) -> bool:
+        """Whether the graph is still to be inferred; until then it has no edges."""
+        return self.method.uses_graph and self.config.graph.source == "inferred"
+
+    def with_graph(self, graph: Tensor) -> Assembly:
+        """The same run on another graph (m, m), in the order of the rows."""
+        return replace(self, problem=replace(self.problem, graph=graph.to(self.problem.initial)))
 
     def known_problem(self) -> Problem:
         """The problem without the newcomers."""
@@ -70,12 +83,15 @@ def assemble(
     """
     split_seed, init_seed, training_seed = config.seeds
     method = config.built_method()
+    config = config.model_copy(update={"graph": _located(config.graph)})
     if federation is None:
         federation = load_federation(config)
     dtype, device = DTYPES[config.precision], chosen_device(config.device)
     federation = replace(federation, task=_task(federation.task, config, loss, metric))
     federation = federation.with_validation(config.data.validation, split_seed)
     federation = corrupt(federation, seed=split_seed, **config.corruption.model_dump())
+    if method.uses_graph:
+        federation = _related(federation, config.graph, split_seed)
     newcomers = _newcomers(federation, config.participation.novel, split_seed)
     known, everyone = federation.without(newcomers)
     _refuse_what_has_no_score(known)
@@ -140,7 +156,7 @@ def assemble(
         known=len(known),
         fresh=fresh,
         groups=None if everyone.groups is None else everyone.groups.to(device),
-        graph=None if everyone.graph is None else everyone.graph.to(device),
+        graph=None if everyone.graph is None else everyone.graph.to(device, dtype),
     )
     try:
         method.check(problem, config.local)
@@ -172,12 +188,54 @@ def _task(task: Task, config: Config, loss: Function | None, metric: Function | 
             task = replace(task, metric=replace(task.metric, higher_is_better=False))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return replace(task, metric=task.metric.in_units(task.target_scale))
+    return replace(task, metric=task.metric.in_units(task.units[1]))
+
+
+def _located(graph: Graph) -> Graph:
+    """With the absolute path, if a file is named, so that a run finds it from anywhere."""
+    source = graph.source
+    if source in GRAPHS:
+        return graph
+    if not source.lower().endswith(graphs.SUFFIXES):
+        near = difflib.get_close_matches(source.lower(), GRAPHS, 1, 0.5)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(
+            f"There is no graph {source!r}. {hint}Known are {', '.join(GRAPHS)}; or name a file that ends in "
+            f"{', '.join(graphs.SUFFIXES)}."
+        )
+    return graph.model_copy(update={"source": str(Path(source).expanduser().absolute())})
+
+
+def _related(federation: Federation, graph: Graph, seed: int) -> Federation:
+    """The federation with the graph that its method is to look at; one that will be inferred has no edges yet."""
+    source, names, groups = graph.source, federation.names, federation.groups
+    given = federation.graph
+    if given is None and groups is not None:
+        given = graphs.of_groups(groups.tolist(), names, graph.inside, graph.across, seed)
+    if source == "given":
+        return replace(federation, graph=given)
+    if source == "none":
+        return replace(federation, graph=None)
+    if source in ("empty", "inferred"):
+        return replace(federation, graph=graphs.empty(len(names)))
+    if source == "complete":
+        return replace(federation, graph=graphs.complete(len(names)))
+    if source == "groups":
+        if groups is None:
+            raise ConfigError("graph.source = 'groups' draws edges by known groups, and here they are not known.")
+        drawn = graphs.of_groups(groups.tolist(), names, graph.inside, graph.across, seed)
+        return replace(federation, graph=drawn)
+    if source == "permuted":
+        if given is None:
+            raise ConfigError("graph.source = 'permuted' exchanges the clients of a graph, and here there is none.")
+        return replace(federation, graph=graphs.permuted(given, names, seed))
+    return federation.with_graph(Path(source))
 
 
 def _refuse_what_has_no_score(federation: Federation) -> None:
-    one_class = all(len(set(client.test[1].tolist())) < 2 for client in federation.clients)
-    if federation.task.metric.name == "auc" and one_class:
+    if federation.task.metric.name != "auc":
+        return
+    if all(len(set(client.test[1].tolist())) < 2 for client in federation.clients):
         raise FederationError(
             "No client's test data has samples of two classes, so nobody would have an AUC; choose another metric, "
             "such as learning.metric = 'accuracy', or set more samples aside for testing."

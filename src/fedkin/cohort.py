@@ -323,7 +323,7 @@ class Cohort:
         for batch in self.batches(round, stream="full", epochs=1):
             each = batch_weights(batch, W)
             if self.task.loss.masks:  # a mean over known targets, not over samples
-                each = each * (~batch.y[:, : each.shape[1]].isnan()).flatten(2).sum(2)
+                each = each * (~batch.y[:, : each.shape[1]].isnan()).reshape(*each.shape, -1).sum(2)
             share = each.sum(1, keepdim=True)
             total[: len(batch)] += self.grad(W, batch) * share
             weight[: len(batch)] += share

@@ -40,6 +40,8 @@ class Run(Protocol):
     def rounds(self) -> Sequence[Mapping[str, Any]]: ...
     @property
     def recorded(self) -> Sequence[int]: ...
+    @property
+    def graph(self) -> NDArray[Any] | None: ...
     def collaboration(self, round: int | None = None) -> NDArray[Any] | None: ...
     def outputs(self, client: str | None = None) -> Outputs | None: ...
 
@@ -79,6 +81,39 @@ class Pair:
     result: Comparison
     p: float
     p_greater: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """A mean over clients, then over seeds; the deviations as in a `Row`, over clients and over seeds apart."""
+
+    mean: float
+    std_clients: float
+    std_seeds: float | None
+
+
+@dataclass(frozen=True)
+class Served:
+    """What a `method:model` gave to newcomers, beside what known clients had at the closing exchange.
+
+    `known` is None for a way of serving that newcomers alone are given. counts: newcomers in each seed.
+    """
+
+    method: str
+    model: str
+    headline: bool
+    known: Spread | None
+    newcomers: Spread
+    counts: tuple[int, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.method}:{self.model}"
+
+    @property
+    def difference(self) -> float:
+        """Newcomers less known clients; NaN where no known client has that model."""
+        return self.newcomers.mean - self.known.mean if self.known else float("nan")
 
 
 @dataclass(frozen=True)
@@ -194,21 +229,56 @@ def worse_than_alone(runs: Sequence[Run]) -> dict[str, list[tuple[str, float, fl
     return worse
 
 
-def newcomers(runs: Sequence[Run]) -> list[tuple[str, float, float]]:
-    """For each `method:model` the closing mean of known clients and the mean of newcomers, over seeds."""
-    served = []
+def newcomers(runs: Sequence[Run]) -> list[Served]:
+    """What newcomers got from each `method:model`: the method that serves them best first, its headline model on top.
+
+    Seeds without newcomers are left out. A way of serving that newcomers alone are given has no known clients.
+    """
+    sign = -1 if higher_is_better(runs) else 1
+    served: list[list[Served]] = []
     for method, members in by_method(runs).items():
-        held = [run.summary for run in members if run.summary.get("novel")]
-        for model in held[0]["novel"]["models"] if held else ():
-            known = _known_mean([s["models"][model]["last"] for s in held])
-            new = _known_mean([s["novel"]["models"][model]["mean"] for s in held])
-            served.append((f"{method}:{model}", known, new))
-    return served
+        held = [run for run in members if run.summary.get("novel")]
+        own = [_served(method, model, held) for model in (held[0].summary["novel"]["models"] if held else ())]
+        served.append(sorted(own, key=lambda each: (not each.headline, _rank(each, sign))))
+    served.sort(key=lambda own: _rank(own[0], sign) if own else np.inf)
+    return [each for own in served for each in own]
 
 
-def _known_mean(values: Sequence[float | None]) -> float:
-    known = [value for value in values if value is not None]
-    return float(np.mean(known)) if known else float("nan")
+def _served(method: str, model: str, held: Sequence[Run]) -> Served:
+    tables = [run.summary["novel"]["models"][model]["clients"] for run in held]
+    known = all(model in run.summary["models"] for run in held)
+    return Served(
+        method=method,
+        model=model,
+        headline=model == held[0].summary["headline"],
+        known=_spread([scores(run, model)[-1] for run in held]) if known else None,
+        newcomers=_spread([np.array(table, dtype=np.float64) for table in tables]),
+        counts=tuple(len(table) for table in tables),
+    )
+
+
+def _spread(clients: Sequence[NDArray[np.float64]]) -> Spread:
+    """clients: for each seed its clients' scores; a seed in which none has one is left out."""
+    scored = [each for each in clients if not np.isnan(each).all()]
+    if not scored:
+        return Spread(float("nan"), float("nan"), None)
+    means = np.array([np.nanmean(each) for each in scored])
+    return Spread(
+        mean=float(means.mean()),
+        std_clients=float(np.mean([np.nanstd(each) for each in scored])),
+        std_seeds=float(means.std(ddof=1)) if len(means) > 1 else None,
+    )
+
+
+def _rank(served: Served, sign: int) -> float:
+    mean = served.newcomers.mean
+    return np.inf if np.isnan(mean) else sign * mean
+
+
+def sides(runs: Sequence[Run]) -> tuple[str, str] | None:
+    """What to call clients that were left alone and those that were hit; None where nobody was."""
+    kinds = {run.config["corruption"]["kind"] for run in runs if run.summary.get("corrupted")}
+    return None if not kinds else ("clean", "hit") if "dirty" in kinds else ("benign", "attacked")
 
 
 def joining(runs: Sequence[Run]) -> dict[str, tuple[dict[str, float], dict[str, float]]]:

@@ -87,7 +87,7 @@ class Graph(_Strict):
         "heurfedamp"
     )
     infer_rounds: Annotated[int, Field(ge=1, description="inferred: rounds before attention is looked at")] = 10
-    top: Annotated[int, Field(ge=1, description="inferred: edges a client, to those it attends to most")] = 9
+    top: Annotated[int, Field(ge=1, description="inferred: others that a client keeps at most")] = 9
 
 
 class Model(_Strict):
@@ -100,9 +100,13 @@ class Model(_Strict):
 class Learning(_Strict):
     """Loss and metric, by name or 'package.module:function'; by default what the data set's task has."""
 
-    loss: Annotated[str, Field(description="cross_entropy, mse, or your own")] = "default"
+    loss: Annotated[str, Field(description="cross_entropy; mse, masked_mse; or your own")] = "default"
     metric: Annotated[
-        str, Field(description="accuracy, balanced_accuracy, auc, log_loss; mse, rmse, mae; or your own")
+        str,
+        Field(
+            description="accuracy, balanced_accuracy, auc, log_loss; mse, rmse, mae, also as masked_mse and so on; or "
+            "your own"
+        ),
     ] = "default"
     lower_is_better: Annotated[bool, Field(description="of a metric of your own: the lower, the better")] = False
 
@@ -179,6 +183,7 @@ def resolve(raw: Mapping[str, Any]) -> Config:
         _refuse_table_settings(shape)
         layers.append(data.defaults(shape.data.name))
     layers.append({"local": method.local})
+    layers.append(method.suited(shape.data.name))
     if shape.budget == "native":
         layers.append(method.native(shape.data.name))
     if shape.preset == "paper":
@@ -199,6 +204,7 @@ def resolve(raw: Mapping[str, Any]) -> Config:
         merged = merge(merged, {"data": {"name": data.located(shape.data.name), "settings": chosen}})
     config = _validated(Config, merged, "")
     assert isinstance(config, Config)
+    _refuse_half_a_teacher(config)
     return config
 
 
@@ -247,6 +253,16 @@ def _refuse_table_settings(config: Config) -> None:
         raise ConfigError(
             f"{' and '.join(given)} {'is' if len(given) == 1 else 'are'} for tables, but data.name = {name!r} is none: "
             "say which with --data patients.csv."
+        )
+
+
+def _refuse_half_a_teacher(config: Config) -> None:
+    """Data that hold the truth of the steps to predict are for a model that is meant to be told it, and the reverse."""
+    told = config.data.settings.get("teacher_forcing")
+    if told is not None and told != bool(config.model.settings.get("teacher", False)):
+        raise ConfigError(
+            f"data.settings.teacher_forcing = {str(told).lower()} goes with model.settings.teacher = "
+            f"{str(told).lower()}: with the one alone, a model would read answers or zeros in their place."
         )
 
 

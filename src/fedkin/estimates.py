@@ -23,7 +23,7 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from . import statistics
-from .task import Metric, against_the_rest, classes_in, correct, squared_error
+from .task import ROOTS, Metric, against_the_rest, classes_in, correct
 
 Array = NDArray[np.float64]
 NAN = float("nan")
@@ -56,7 +56,7 @@ def estimate(metric: Metric, outputs: Tensor, targets: Tensor) -> Estimate:
     values = values_of(metric, outputs, targets)[:, None]
     low, high = statistics.percentiles(statistics.resampled([values])[:, 0], [values[:, 0]])
     low = max(low, 0.0)
-    return Estimate(value, *((low**0.5, high**0.5) if metric.name == "rmse" else (low, high)))
+    return Estimate(value, *((low**0.5, high**0.5) if metric.name in ROOTS else (low, high)))
 
 
 def gain(metric: Metric, before: Tensor, after: Tensor, targets: Tensor) -> Estimate:
@@ -82,7 +82,7 @@ def gain(metric: Metric, before: Tensor, after: Tensor, targets: Tensor) -> Esti
         return Estimate(value, max(low, -1.0), min(high, 1.0))
     pair = np.stack([values_of(metric, outputs, targets) for outputs in (before, after)], axis=1)
     draws, slope = statistics.resampled([pair]), np.ones(2)
-    if metric.name == "rmse":  # the root of a mean; to first order a mean of these
+    if metric.name in ROOTS:  # the root of a mean; to first order a mean of these
         slope = root_slope(pair.mean(axis=0))
         draws = np.sqrt(draws)
     change = sign * np.diff(pair * slope, axis=1)[:, 0]
@@ -110,7 +110,7 @@ def score(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
 
 def values_of(metric: Metric, outputs: Tensor, targets: Tensor) -> Array:
     """(n,) what the metric is the mean of (RMSE: the root of the mean of)."""
-    function, power = (squared_error, 2) if metric.name == "rmse" else (metric.function, 1)
+    function, power = (ROOTS[metric.name], 2) if metric.name in ROOTS else (metric.function, 1)
     values: Array = function(outputs.double(), _exact(targets)).numpy() * metric.scale**power
     return values
 

@@ -26,6 +26,18 @@ class FederationError(FedkinError):
 
 
 @dataclass(frozen=True)
+class Seasons:
+    """Where in its cycle a sample's first target lies, 0 to period - 1; its further targets follow one by one.
+
+    `train` (n,) and `test` (n_test,), in the order of the samples.
+    """
+
+    period: int
+    train: Tensor
+    test: Tensor
+
+
+@dataclass(frozen=True)
 class Client:
     """One silo: its own training, validation and test samples. `group` is known to the experimenter alone."""
 
@@ -43,6 +55,8 @@ class Client:
     test_rows: Tensor | None = None
     """(n_test,) the numbers of its test samples among all of its own, the same whatever the seed: who was tested. None
     where that has no meaning, as samples are dealt to clients by the seed."""
+    seasons: Seasons | None = None
+    """Of windows cut from a series that has a cycle, such as the year: what climatology is about."""
 
     @property
     def samples(self) -> int:
@@ -62,7 +76,7 @@ class Federation:
     clients: tuple[Client, ...]
     task: Task
     graph: Tensor | None = None
-    """(m, m) relation graph in the order of `clients`, or None."""
+    """(m, m) relation graph in the order of `clients`: symmetric, not negative, zeros on the diagonal; or None."""
     split: str = "natural"
     notes: tuple[str, ...] = ()
     """What is not wrong but may surprise, in sentences; told before a run."""
@@ -76,6 +90,12 @@ class Federation:
             raise FederationError(f"Clients must have different names; {', '.join(twice)} occurs more than once.")
         for client in self.clients:
             _check(client, self.task)
+        if self.graph is not None:
+            from .data import graphs
+
+            graph, told = graphs.checked(self.graph, names)
+            object.__setattr__(self, "graph", graph)
+            object.__setattr__(self, "notes", (*self.notes, *told))
         order = sorted(range(len(names)), key=lambda i: (-self.clients[i].samples, names[i]))
         if order != list(range(len(names))):
             object.__setattr__(self, "clients", tuple(self.clients[i] for i in order))
@@ -106,6 +126,7 @@ class Federation:
         *,
         test_fraction: float = 0.25,
         groups: Mapping[str, int] | None = None,
+        graph: Any = None,
         name: str = "arrays",
         seed: int = 0,
     ) -> Federation:
@@ -113,7 +134,8 @@ class Federation:
 
         With (x, y) a share of each client's samples, `test_fraction`, is set aside for testing. Without a task, whole
         numbers as targets mean classification, anything else regression; say task="regression" for counts. Inputs
-        become floating-point numbers; where they have to stay whole (numbers of words), build `Client`s.
+        become floating-point numbers; where they have to stay whole (numbers of words), build `Client`s. `graph`: see
+        `with_graph`; a matrix without names is in the order of `clients`.
         """
         if not 0 < test_fraction < 1:
             raise FederationError(f"test_fraction is {test_fraction}, but has to lie between 0 and 1, both excluded.")
@@ -146,7 +168,8 @@ class Federation:
             built.append(Client(client, (x, y), (x_test, y_test), group=group, test_rows=held))
         if not built:
             raise FederationError("A federation needs at least one client; none was given.")
-        return Federation(name, tuple(built), task if isinstance(task, Task) else _guessed(built))
+        found = Federation(name, tuple(built), task if isinstance(task, Task) else _guessed(built))
+        return found if graph is None else found.with_graph(graph, order=list(clients))
 
     @staticmethod
     def from_datasets(
@@ -177,19 +200,22 @@ class Federation:
         validation: float = 0.1,
         seed: int = 0,
         name: str | None = None,
+        graph: Any = None,
         **settings: Any,
     ) -> Federation:
         """A federation from a table: a pandas or polars frame, or the path of a CSV, TSV or Parquet file.
 
         A client for each value of the column `client`. Test rows are those of the table `test`, or a share of each
         client's. Further settings are those of `fedkin settings` under `table`: `categorical=["sex"]`,
-        `missing=["?"]`, `statistics="own"`.
+        `missing=["?"]`, `statistics="own"`. `graph`: see `with_graph`; a matrix without names is in the order of the
+        clients' names.
         """
         from .data import tables
 
         chosen = _table_settings(client=client, target=target, **settings)
         parts = {"test": test, "test_fraction": test_fraction, "validation": validation}
-        return tables.from_table(table, chosen, **parts, seed=seed, name=name)
+        found = tables.from_table(table, chosen, **parts, seed=seed, name=name)
+        return found if graph is None else found._with_graph_by_name(graph)
 
     @staticmethod
     def from_folder(
@@ -200,18 +226,42 @@ class Federation:
         validation: float = 0.1,
         seed: int = 0,
         name: str | None = None,
+        graph: Any = None,
         **settings: Any,
     ) -> Federation:
         """A federation from a folder with a file or a sub-folder for each client, named after it.
 
         `north.csv` (or .tsv, .parquet), `north/train.csv` with `north/test.csv`, `north.npz`, or `north/x.npy` with
-        `north/y.npy`. For tables name the `target`; further settings as for `from_table`.
+        `north/y.npy`. For tables name the `target`; further settings, and `graph`, as for `from_table`.
         """
         from .data import tables
 
         chosen = _table_settings(target=target, **settings)
         parts = {"test_fraction": test_fraction, "validation": validation}
-        return tables.from_folder(path, chosen, **parts, seed=seed, name=name)
+        found = tables.from_folder(path, chosen, **parts, seed=seed, name=name)
+        return found if graph is None else found._with_graph_by_name(graph)
+
+    def with_graph(self, graph: Any, order: Sequence[str] | None = None) -> Federation:
+        """The same clients with another relation graph, or, with None, without one.
+
+        A matrix (its rows in `order`, by default that of `names`), a list of edges (client, client, weight),
+        {client: {client: weight}}, a networkx graph, a pandas frame with names, or the path of a .csv, .tsv, .npy, .npz
+        or .graphml file. What is not symmetric is made so, with a note.
+        """
+        from .data import graphs
+
+        if graph is None:
+            return replace(self, graph=None)
+        names = list(self.names if order is None else order)
+        found, told = graphs.of(graph, names)
+        sorted_, _ = graphs.from_matrix(found, self.names, labels=names)
+        return replace(self, graph=sorted_, notes=(*self.notes, *told))
+
+    def _with_graph_by_name(self, graph: Any) -> Federation:
+        """Nobody knows the order of rows before tables are read: that of names is the one to agree on."""
+        from .data import graphs
+
+        return self.with_graph(graph, order=graphs.in_order(self.names))
 
     def with_validation(self, share: float, seed: int) -> Federation:
         """Sets aside round(share * n) training samples of each client, at least one if n >= 5, else none.
@@ -227,7 +277,8 @@ class Federation:
                 continue
             x, y = client.train
             rest, held = validation_part(len(y), share, seed, client.name)
-            clients.append(replace(client, train=(x[rest], y[rest]), validation=(x[held], y[held])))
+            seasons = client.seasons and replace(client.seasons, train=client.seasons.train[rest])
+            clients.append(replace(client, train=(x[rest], y[rest]), validation=(x[held], y[held]), seasons=seasons))
         return replace(self, clients=tuple(clients))
 
     def without(self, names: Sequence[str]) -> tuple[Federation, Federation]:
@@ -386,5 +437,6 @@ def _check(client: Client, task: Task) -> None:
                     f"{where}: labels run from {int(y.min())} to {int(y.max())}, "
                     f"the task has classes 0 to {task.outputs - 1}."
                 )
-        elif not y.is_floating_point() or not torch.isfinite(y).all():
-            raise FederationError(f"{where}: targets of a regression must be finite floating-point numbers.")
+        elif not y.is_floating_point() or y.isinf().any() or (y.isnan().any() and not task.loss.masks):
+            gaps = " (or NaN where missing, with the loss masked_mse)" if y.is_floating_point() else ""
+            raise FederationError(f"{where}: targets of a regression must be finite floating-point numbers{gaps}.")

@@ -22,7 +22,7 @@ from .comparison import ALONE, ORACLE, Run
 from .errors import FedkinError
 from .estimates import Estimate
 from .outputs import CHOSEN, Outputs
-from .task import METRICS, Metric, metrics_for
+from .task import METRICS, Metric
 
 GLOBAL = ("fedavg", "global")
 
@@ -138,12 +138,12 @@ def worth_joining(runs: Sequence[Run], metric: str | None = None) -> Joining:
     plain = [outputs for seed, outputs in _by_seed(members.get(GLOBAL[0], [])).items() if seed in seeds]
     first, then = [alone[seed] for seed in seeds], [joint[seed] for seed in seeds]
     measure = _metric(runs, then[0], metric)
-    clients = _order(members[method][0], then[0])
+    clients = _order(members[method], then)
     known = _patients_known([*first, *then, *plain], clients)
     silos = []
     for client in clients:
         before, after, common = (_at(client, each, known) for each in (first, then, plain))
-        if not all(map(_same_samples, before, after)):
+        if len(before) != len(after) or not all(map(_same_samples, before, after)):
             raise JoiningError(f"{lonely} and {method} were not tested on the same samples at {client!r}.")
         common = [outputs for outputs in common if GLOBAL[1] in outputs.models]
         silos.append(
@@ -177,12 +177,12 @@ def scorecard(runs: Sequence[Run]) -> Scorecard:
     method, chosen_by = best_joint(runs) if len(members) > 1 else (next(iter(members)), "")
     found = _by_seed(members[method])
     seeds = list(found.values())
-    clients = _order(members[method][0], seeds[0])
+    clients = _order(members[method], seeds)
     known = _patients_known(seeds, clients)
     silos = {}
     for client in clients:
         own = _at(client, seeds, known)
-        silos[client] = {name: patients.estimate(name, own, CHOSEN) for name in metrics_for(seeds[0].kind)}
+        silos[client] = {name: patients.estimate(name, own, CHOSEN) for name in seeds[0].fitting}
     return Scorecard(method, chosen_by, tuple(found), silos)
 
 
@@ -229,19 +229,21 @@ def _by_seed(members: Sequence[Run]) -> dict[int, Outputs]:
 
 
 def _patients_known(seeds: Sequence[Outputs], clients: Sequence[str]) -> bool:
-    return all(patients.same_patients([outputs.of(client) for outputs in seeds]) for client in clients)
+    return all(patients.same_patients(_at(client, seeds, known=True)) for client in clients)
 
 
 def _at(client: str, seeds: Sequence[Outputs], known: bool) -> list[Outputs]:
-    """A silo's outputs in each seed; without the numbers of its patients where those do not tell them apart."""
-    own = [outputs.of(client) for outputs in seeds]
+    """A silo's outputs in each seed in which it was no newcomer; without the numbers of its patients where those do not
+    tell them apart."""
+    own = [outputs.of(client) for outputs in seeds if client in outputs.clients]
     return own if known else [replace(outputs, rows=None) for outputs in own]
 
 
 def _same_samples(first: Outputs, second: Outputs) -> bool:
     if first.rows is not None and second.rows is not None and not torch.equal(first.rows, second.rows):
         return False
-    return torch.equal(first.targets, second.targets)
+    # A missing target is NaN, which equals nothing; none is infinite.
+    return torch.equal(first.targets.nan_to_num(torch.inf), second.targets.nan_to_num(torch.inf))
 
 
 def _tested(seeds: Sequence[Outputs]) -> int:
@@ -253,10 +255,14 @@ def _tested(seeds: Sequence[Outputs]) -> int:
 def _metric(runs: Sequence[Run], outputs: Outputs, name: str | None) -> Metric:
     """The metric asked for, or the runs' own; where that is a user's function, the task's first."""
     own = runs[0].summary["metric"]
-    return outputs.metric(name or (own if own in METRICS else next(iter(metrics_for(outputs.kind)))))
+    return outputs.metric(name or (own if own in METRICS else outputs.fitting[0]))
 
 
-def _order(run: Run, outputs: Outputs) -> list[str]:
-    groups = run.summary.get("groups")
-    known = groups if groups is not None and list(run.summary["clients"]) == list(outputs.clients) else None
-    return [outputs.clients[i] for i in comparison.client_order(outputs.clients, known)]
+def _order(members: Sequence[Run], seeds: Sequence[Outputs]) -> list[str]:
+    """Every silo that was no newcomer in some seed, by group, then by name."""
+    groups: dict[str, int] = {}
+    for run in reversed(members):
+        groups |= zip(run.summary["clients"], run.summary.get("groups") or (), strict=False)
+    names = list(dict.fromkeys(name for outputs in seeds for name in outputs.clients))
+    known = [groups[name] for name in names] if set(names) <= set(groups) else None
+    return [names[i] for i in comparison.client_order(names, known)]

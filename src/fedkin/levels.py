@@ -6,12 +6,13 @@ Every level is an ordinary comparison in a folder of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from . import api, comparison, options, statistics
@@ -33,11 +34,28 @@ class Level:
 
 
 @dataclass(frozen=True)
-class LevelRow:
-    """What a `method:model` came to at a level: the best mean over rounds, as in a comparison's table.
+class Span:
+    """A mean over seeds, and the lowest and the highest seed."""
 
-    `low` and `high` are the lowest and the highest seed. `clean` and `hit` are means over the clients whose labels were
-    left alone and over those whose labels were made wrong, at the same round; None where nobody was hit.
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Means over clients at one round: all of them, those left alone and those hit; None where there is nobody."""
+
+    all: Span
+    clean: Span | None
+    hit: Span | None
+
+
+@dataclass(frozen=True)
+class LevelRow:
+    """What a `method:model` came to at a level.
+
+    `best` is at the round of the best mean over all clients, as in a comparison's table; `last` at the closing one.
     """
 
     setting: str
@@ -45,18 +63,27 @@ class LevelRow:
     method: str
     model: str
     headline: bool
-    mean: float
-    low: float
-    high: float
-    clean: float | None
-    hit: float | None
-    last: float
+    best: Sides
+    last: Sides
     validated: float | None
     seeds: tuple[int, ...]
 
     @property
     def name(self) -> str:
         return f"{self.method}:{self.model}"
+
+    def flat(self) -> dict[str, Any]:
+        """One level of keys, for tables: `best_all`, `best_all_low`, …, `last_hit_high`; None where there is nobody."""
+        found: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            if not isinstance(value, Sides):
+                found[name] = value
+                continue
+            for side, span in vars(value).items():
+                for part in ("mean", "low", "high"):
+                    key = f"{name}_{side}" if part == "mean" else f"{name}_{side}_{part}"
+                    found[key] = None if span is None else getattr(span, part)
+        return found
 
 
 @dataclass(frozen=True)
@@ -72,22 +99,33 @@ class Levels:
 
     def rows(self) -> list[LevelRow]:
         """A row for each setting, value and `method:model`; headline models first within a level."""
+        return list(self._rows)
+
+    @cached_property
+    def _rows(self) -> list[LevelRow]:
         return [row for level in self.levels for row in _rows(level)]
+
+    def sides(self, setting: str) -> dict[str, str]:
+        """What to call `all` clients, the `clean` and the `hit` ones; the first alone where nobody is ever hit."""
+        runs = [run for level in self.levels if level.setting == setting for run in level.results.runs]
+        clean, hit = comparison.sides(runs) or ("", "")
+        apart = {"clean": f"{clean} clients", "hit": f"{hit} clients"} if hit else {}
+        return {"all": "all clients"} | apart
 
     def frame(self) -> Any:
         """The rows as a pandas frame."""
         import pandas as pd
 
-        return pd.DataFrame([asdict(row) for row in self.rows()])
+        return pd.DataFrame([row.flat() for row in self.rows()])
 
     def report(self, path: Path | str | None = None) -> Path:
-        """Writes the HTML report: one picture, a panel for each setting, and the table."""
+        """Writes the HTML report: pictures over the levels, and tables."""
         from .report.levels import write_page
 
         return write_page(self, Path(path) if path is not None else self.path / "report.html")
 
     def figures(self, folder: Path | str | None = None, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
-        """Writes the picture for print."""
+        """Writes the pictures for print."""
         from .report.levels import write_figures
 
         return write_figures(self, Path(folder) if folder is not None else self.path / "figures", formats)
@@ -140,9 +178,8 @@ def _rows(level: Level) -> list[LevelRow]:
     rows = []
     for row in level.results.rows():
         runs = members[row.method]
-        higher = comparison.higher_is_better(runs)
-        means = [statistics.best_mean(comparison.scores(run, row.model), higher)[1] for run in runs]
-        clean, hit = _apart(runs, row.model)
+        tables = [comparison.scores(run, row.model) for run in runs]
+        best = [statistics.best_mean(table, comparison.higher_is_better(runs))[0] for table in tables]
         rows.append(
             LevelRow(
                 level.setting,
@@ -150,12 +187,8 @@ def _rows(level: Level) -> list[LevelRow]:
                 method=row.method,
                 model=row.model,
                 headline=row.headline,
-                mean=row.bmta,
-                low=min(means),
-                high=max(means),
-                clean=clean,
-                hit=hit,
-                last=row.last,
+                best=_sides(runs, [table[index] for table, index in zip(tables, best, strict=True)]),
+                last=_sides(runs, [table[-1] for table in tables]),
                 validated=row.validated,
                 seeds=row.seeds,
             )
@@ -163,14 +196,15 @@ def _rows(level: Level) -> list[LevelRow]:
     return rows
 
 
-def _apart(runs: Sequence[comparison.Run], model: str) -> tuple[float | None, float | None]:
-    """The mean over clients whose labels were left alone, and over those whose labels were made wrong."""
-    means: list[tuple[float, float]] = []
-    for run in runs:
-        hit, scores = set(run.summary.get("corrupted") or ()), comparison.at_best(run, model)
-        sides = [[score for name, score in scores.items() if (name in hit) is side] for side in (False, True)]
-        if not all(sides):
-            return None, None
-        means.append((float(np.nanmean(sides[0])), float(np.nanmean(sides[1]))))
-    clean, hit_ones = np.mean(means, axis=0).tolist()
-    return clean, hit_ones
+def _sides(runs: Sequence[comparison.Run], scores: Sequence[NDArray[np.float64]]) -> Sides:
+    """scores: for each run (clients,), at the round in question."""
+    hit = [np.isin(run.summary["clients"], run.summary.get("corrupted") or []) for run in runs]
+    left = [each[~own] for each, own in zip(scores, hit, strict=True)]
+    struck = [each[own] for each, own in zip(scores, hit, strict=True)]
+    clean, hurt = (_span(side) if all(map(len, side)) else None for side in (left, struck))
+    return Sides(_span(scores), clean, hurt)
+
+
+def _span(scores: Sequence[NDArray[np.float64]]) -> Span:
+    means = [float(statistics.client_means([each])[0]) for each in scores]
+    return Span(float(np.mean(means)), min(means), max(means))

@@ -45,6 +45,8 @@ class Method(BaseModel, ABC):
     """Local training that the method presupposes, where it differs from the data set's."""
     newcomer_rounds: ClassVar[int] = 0
     """Exchanges in which newcomers find their place before they get their model."""
+    uses_graph: ClassVar[bool] = False
+    """Whether the method looks at `problem.graph`: then one is drawn or inferred where that is asked for."""
     training: ClassVar[frozenset[str] | None] = None
     """The settings that `train` and `models` look at; None: all of them. Values of the others can be tuned in one
     stack. Not inherited: a subclass may train in another way, and says it anew."""
@@ -84,6 +86,11 @@ class Method(BaseModel, ABC):
 
     def check(self, problem: Problem, local: Local) -> None:
         """Raises ValueError with a sentence if this method cannot work on this problem with this local training."""
+
+    @classmethod
+    def suited(cls, data: str) -> dict[str, Any]:
+        """Settings (table `settings`) that the data set calls for, whatever the budget."""
+        return {}
 
     @classmethod
     def native(cls, data: str) -> dict[str, Any]:

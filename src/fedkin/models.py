@@ -104,18 +104,19 @@ class BasicBlock(nn.Module):
         return torch.relu(residual + self.shortcut(x))
 
 
-def gru(inputs: tuple[int, ...], outputs: int, hidden: int = 100) -> nn.Module:
+def gru(inputs: tuple[int, ...], outputs: int, hidden: int = 100, teacher: bool = False) -> nn.Module:
     """GRU encoder-decoder as in CNFGNN (Meng et al. 2021): (b, observed + outputs, features) -> (b, outputs).
 
     `inputs` is (observed + outputs, features): the window and, after it, the steps to predict. See `EncoderDecoder` for
-    what is read of the latter.
+    what is read of the latter. `teacher`: the decoder is told the truth of earlier steps, in testing too, so that every
+    error is of one step ahead; for comparison with tables that were made so.
     """
     if len(inputs) != 2 or inputs[0] <= outputs or inputs[1] < 1:
         raise ModelError(
             f"The model gru takes samples of shape (observed steps + {outputs} predicted steps, features), but one "
             f"sample has shape {inputs}; twelve observed steps of two features would be {(12 + outputs, 2)}."
         )
-    return EncoderDecoder(inputs[1], outputs, hidden)
+    return EncoderDecoder(inputs[1], outputs, hidden, teacher)
 
 
 class EncoderDecoder(nn.Module):
@@ -123,26 +124,28 @@ class EncoderDecoder(nn.Module):
 
     Decoder step 0 reads the last observed step, x[:, -outputs - 1]. Step k > 0 reads the model's own output of step
     k - 1 together with that same step's further features, x[:, -outputs + k - 1, 1:] (such as the time of day, known
-    ahead). The first feature of x[:, -outputs:] and all of x[:, -1] have no effect and may be zeros.
+    ahead). The first feature of x[:, -outputs:] and all of x[:, -1] have no effect and may be zeros. With a `teacher`,
+    step k > 0 reads the true x[:, -outputs + k - 1] in place of the model's own output, and the last step alone has no
+    effect.
     """
 
-    def __init__(self, features: int, outputs: int, hidden: int) -> None:
+    def __init__(self, features: int, outputs: int, hidden: int, teacher: bool = False) -> None:
         super().__init__()
-        self.outputs, self.hidden = outputs, hidden
+        self.outputs, self.hidden, self.teacher = outputs, hidden, teacher
         self.encoder = GRUCell(features, hidden)
         self.decoder = GRUCell(features, hidden)
         self.head = nn.Linear(hidden, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        past, known = x[:, : -self.outputs], x[:, -self.outputs :, 1:]
+        past, future = x[:, : -self.outputs], x[:, -self.outputs :]
         h = x.new_zeros(x.shape[0], self.hidden)
         for step in past.unbind(1):
             h = self.encoder(step, h)
         read, predicted = past[:, -1], []
-        for features in known.unbind(1):
+        for step in future.unbind(1):
             h = self.decoder(read, h)
             predicted.append(self.head(h))
-            read = torch.cat((predicted[-1], features), 1)
+            read = step if self.teacher else torch.cat((predicted[-1], step[:, 1:]), 1)
         return torch.cat(predicted, 1)
 
 

@@ -61,6 +61,11 @@ class Outputs:
             rows=None if self.rows is None else self.rows[rows],
         )
 
+    @property
+    def fitting(self) -> tuple[str, ...]:
+        """The names of the metrics that fit the task; where targets are missing, of those that leave them out."""
+        return tuple(metrics_for(self.kind, masked=bool(self.targets.isnan().any())))
+
     def metric(self, name: str) -> Metric:
         """A metric of ours by its name, in the target's own units."""
         if ":" in name:
@@ -72,7 +77,7 @@ class Outputs:
 
     def metrics(self) -> dict[str, dict[str, dict[str, Estimate]]]:
         """{client: {model: {metric: value with its 95 % interval}}} for every metric that fits the task."""
-        fitting = [self.metric(name) for name in metrics_for(self.kind)]
+        fitting = [self.metric(name) for name in self.fitting]
         found: dict[str, dict[str, dict[str, Estimate]]] = {}
         for client in self.clients:
             own = self.of(client)

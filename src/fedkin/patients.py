@@ -30,7 +30,7 @@ from torch import Tensor
 from . import estimates, statistics
 from .estimates import NAN, Array, Estimate, over_seeds
 from .outputs import Outputs
-from .task import Metric, against_the_rest, classes_in, correct, log_odds, told_apart
+from .task import ROOTS, Metric, against_the_rest, classes_in, correct, log_odds, told_apart
 
 Places = NDArray[np.int64]
 WeightedMetric = Callable[[Array], Array]
@@ -68,8 +68,8 @@ def same_patients(seeds: Sequence[Outputs]) -> bool:
     targets = torch.cat([each.target_mean + each.target_scale * each.targets.double() for each in seeds])
     _, first, place = np.unique(torch.cat(rows).numpy(), return_index=True, return_inverse=True)
     # Seeds scale targets by their own training data, in single precision.
-    close = 1e-5 * float(targets.abs().max()) if len(targets) else 0.0
-    return torch.allclose(targets[first][place], targets, rtol=0, atol=close)
+    close = 1e-5 * float(targets.nan_to_num().abs().max()) if len(targets) else 0.0
+    return torch.allclose(targets[first][place], targets, rtol=0, atol=close, equal_nan=True)
 
 
 def estimate(metric: str, seeds: Sequence[Outputs], model: str) -> Estimate:
@@ -243,7 +243,7 @@ def _terms(metric: Metric, answers: Tensor, targets: Tensor) -> Array:
     if metric.name == "auc":
         return estimates.placements(answers, targets)
     values = estimates.values_of(metric, answers, targets)
-    return values * estimates.root_slope(values.mean()) if metric.name == "rmse" else values
+    return values * estimates.root_slope(values.mean()) if metric.name in ROOTS else values
 
 
 def weighted(metric: Metric, answers: Tensor, targets: Tensor) -> WeightedMetric:
@@ -258,7 +258,7 @@ def weighted(metric: Metric, answers: Tensor, targets: Tensor) -> WeightedMetric
     def mean(times: Array) -> Array:
         with np.errstate(invalid="ignore"):
             found: Array = times @ values / times.sum(axis=1)
-        return np.sqrt(found) if metric.name == "rmse" else found
+        return np.sqrt(found) if metric.name in ROOTS else found
 
     return mean
 

@@ -84,15 +84,9 @@ class Pixels:
     def read(self, rows: Any) -> Tensor:
         """(n, *shape) from an array of pixels, of one sample or of several."""
         x = torch.as_tensor(rows if isinstance(rows, Tensor) else np.asarray(rows))
-        if tuple(x.shape) == self.shape:
-            x = x[None]
         if x.ndim == len(self.shape) and self.shape[0] == 1 and tuple(x.shape[1:]) == self.shape[1:]:
             x = x[:, None]  # grey images without their one channel
-        if tuple(x.shape[1:]) != self.shape:
-            raise PreprocessingError(f"Samples of shape {self.shape} are needed, not an array of {tuple(x.shape)}.")
-        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-            raise PreprocessingError("There are NaN or infinite pixels.")
-        return x
+        return _samples(x, self.shape, "pixels")
 
     def module(self) -> nn.Module:
         return _Pixels(self)
@@ -116,6 +110,52 @@ class _Pixels(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return ((x.double() / self.divide - self.mean) / self.std).float()
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """Numbers (x - mean) / scale; a sample has this shape, and mean and scale are of each of its last axis, or one for
+    all."""
+
+    shape: tuple[int, ...]
+    mean: tuple[float, ...]
+    scale: tuple[float, ...]
+
+    def read(self, rows: Any) -> Tensor:
+        """(n, *shape) from an array of numbers, of one sample or of several."""
+        return _samples(torch.as_tensor(rows if isinstance(rows, Tensor) else np.asarray(rows)), self.shape, "numbers")
+
+    def module(self) -> nn.Module:
+        return _Scaled(self)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "scaled", **asdict(self)}
+
+
+class _Scaled(nn.Module):
+    """(n, *shape) numbers of any type -> (n, *shape) float32; rounded once, at the end."""
+
+    mean: Tensor
+    scale: Tensor
+
+    def __init__(self, scaled: Scaled) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.tensor(scaled.mean, dtype=torch.float64))
+        self.register_buffer("scale", torch.tensor(scaled.scale, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ((x.double() - self.mean) / self.scale).float()
+
+
+def _samples(x: Tensor, shape: tuple[int, ...], what: str) -> Tensor:
+    """(n, *shape), of one sample or of several."""
+    if tuple(x.shape) == shape:
+        x = x[None]
+    if tuple(x.shape[1:]) != shape:
+        raise PreprocessingError(f"Samples of shape {shape} are needed, not an array of {tuple(x.shape)}.")
+    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+        raise PreprocessingError(f"There are NaN or infinite {what}.")
+    return x
 
 
 # ---- tables ----
@@ -307,6 +347,8 @@ def from_json(saved: dict[str, Any]) -> Preprocessing:
     try:
         if saved["kind"] == "pixels":
             return Pixels(tuple(saved["shape"]), saved["divide"], tuple(saved["mean"]), tuple(saved["std"]))
+        if saved["kind"] == "scaled":
+            return Scaled(tuple(saved["shape"]), tuple(saved["mean"]), tuple(saved["scale"]))
         if saved["kind"] == "table":
             return TablePreprocessing(tuple(_column(**column) for column in saved["columns"]))
     except (KeyError, TypeError) as error:

@@ -232,11 +232,10 @@ def _file(path: Path) -> Table:
 
 def _text(path: Path) -> Table:
     """CSV and TSV. A CSV whose header has semicolons and no comma is read by those."""
-    text = _decoded(path)
-    header, *records = _cut(path, text)
-    lines, rows = [line for line, _ in records], [row for _, row in records]
+    header, *rest = records(path)
+    lines, rows = [line for line, _ in rest], [row for _, row in rest]
     names = _refuse_bad_names([name.strip() for name in header[1]], path.name)
-    for line, row in records:
+    for line, row in rest:
         if len(row) != len(names):
             raise TableError(
                 f"{path.name}, line {line} has {_count(len(row), 'cell')}, but the header names "
@@ -248,6 +247,11 @@ def _text(path: Path) -> Table:
 
     columns = {n: cache(partial(cells, column)) for n, column in zip(names, zip(*rows, strict=True), strict=True)}
     return Table(path.name, columns, len(rows), lambda i: f"{path.name}, line {lines[i]}")
+
+
+def records(path: Path) -> list[tuple[int, list[str]]]:
+    """The rows of a CSV or TSV file, the header first, each with the line in which it begins."""
+    return _cut(path, _decoded(path))
 
 
 def _decoded(path: Path) -> str:

@@ -2,6 +2,7 @@
 
 config.toml       complete and resolved: `fedkin run config.toml` repeats the run
 rounds.jsonl      a line a round
+graph.npz         who is related to whom, for methods that look at it
 collaboration/    xi (m, m) of recorded rounds
 checkpoint/       the latest complete round, replaced atomically
 models/           for each client the model to use
@@ -16,6 +17,7 @@ import hashlib
 import io
 import json
 import os
+import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -38,6 +40,9 @@ from .state import State
 
 if TYPE_CHECKING:
     from .saved import Network, Prediction, Saved
+
+
+GRAPH = "graph.npz"
 
 
 class RunError(FedkinError):
@@ -152,7 +157,8 @@ class Writer:
     def discard(self) -> None:
         """A new run that came to nothing before its first round ended leaves nothing behind."""
         if not (self.path / "rounds.jsonl").exists():
-            (self.path / "config.toml").unlink(missing_ok=True)
+            for file in ("config.toml", GRAPH):
+                (self.path / file).unlink(missing_ok=True)
             with suppress(OSError):  # something else has come into the folder
                 for folder in self.made:
                     folder.rmdir()
@@ -194,6 +200,12 @@ class Writer:
             for half in (self.path / folder).glob(".tmp*"):  # where safetensors was writing when the run was killed
                 half.unlink()
         return kept
+
+    def graph(self, graph: Tensor, names: Sequence[str]) -> None:
+        """Who is related to whom; a file that `--graph` takes, too."""
+        content = io.BytesIO()
+        np.savez(content, graph=graph.cpu().numpy(), names=np.array(names, dtype=np.str_))
+        replace_file(self.path / GRAPH, content.getvalue())
 
     def collaboration(self, round: int, xi: Tensor) -> None:
         folder = self.path / "collaboration"
@@ -308,6 +320,19 @@ class Run:
     @cached_property
     def rounds(self) -> list[dict[str, Any]]:
         return read_lines(self.path / "rounds.jsonl")
+
+    @property
+    def graph(self) -> NDArray[np.floating[Any]] | None:
+        """(m, m) who is related to whom, in the order of the clients, newcomers last; None where the method has no
+        use for a graph."""
+        path = self.path / GRAPH
+        if not path.exists():
+            return None
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return file["graph"]  # type: ignore[no-any-return]
+        except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+            raise RunError(f"{path} is damaged ({error}); remove it, and a run that goes on makes it again.") from None
 
     @property
     def recorded(self) -> list[int]:

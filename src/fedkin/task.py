@@ -34,6 +34,35 @@ def root_mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
     return squared_error(outputs.double(), targets.double()).mean().sqrt()
 
 
+def known_errors(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """(b, k) outputs less targets, 0 where a target is missing (NaN); and (b, k) which are known."""
+    targets = targets.reshape(len(targets), -1)
+    known = ~targets.isnan()
+    return torch.where(known, outputs.flatten(1) - targets, 0), known
+
+
+def masked_mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """The sum of squared errors over a batch's known targets, over their number; 0 where none is known."""
+    errors, known = known_errors(outputs, targets)
+    return errors.square().sum() / known.sum().clamp(min=1)
+
+
+def masked_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """(n,) values whose mean is the mean squared error over all known targets; NaN where none is known."""
+    errors, known = known_errors(outputs.double(), targets.double())
+    return errors.square().sum(1) / known.double().sum(1).mean()
+
+
+def masked_absolute_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    """(n,) values whose mean is the mean absolute error over all known targets; NaN where none is known."""
+    errors, known = known_errors(outputs.double(), targets.double())
+    return errors.abs().sum(1) / known.double().sum(1).mean()
+
+
+def masked_root_mean_squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return masked_squared_error(outputs, targets).mean().sqrt()
+
+
 def correct(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(1) == targets).to(outputs.dtype)
 
@@ -97,6 +126,8 @@ class Loss:
     name: str
     function: Callable[[Tensor, Tensor], Tensor]
     per_sample: bool
+    masks: bool = False
+    """Whether targets may be missing, as NaN, and are then left out."""
 
     def __call__(self, outputs: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
         """The batch's loss: the mean over samples with these weights (b,), or the plain mean."""
@@ -125,6 +156,8 @@ class Metric:
     """The tasks it is for; None: a user's own, for any."""
     degree: int = 0
     """How it grows with the target: 1, in the target's units; 2, in their square."""
+    masks: bool = False
+    """Whether it leaves out missing targets, which are NaN."""
     scale: float = 1.0
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -138,6 +171,7 @@ class Metric:
 LOSSES = {
     "cross_entropy": Loss("cross_entropy", cross_entropy, True),
     "mse": Loss("mse", squared_error, True),
+    "masked_mse": Loss("masked_mse", masked_mean_squared_error, False, masks=True),
 }
 METRICS = {
     "accuracy": Metric("accuracy", correct, True, True, "classification"),
@@ -147,12 +181,17 @@ METRICS = {
     "rmse": Metric("rmse", root_mean_squared_error, False, False, "regression", degree=1),
     "mae": Metric("mae", absolute_error, False, True, "regression", degree=1),
     "mse": Metric("mse", squared_error, False, True, "regression", degree=2),
+    "masked_rmse": Metric("masked_rmse", masked_root_mean_squared_error, False, False, "regression", 1, masks=True),
+    "masked_mae": Metric("masked_mae", masked_absolute_error, False, False, "regression", 1, masks=True),
+    "masked_mse": Metric("masked_mse", masked_squared_error, False, False, "regression", 2, masks=True),
 }
+ROOTS: dict[str, SampleLoss] = {"rmse": squared_error, "masked_rmse": masked_squared_error}
+"""The metrics that are the root of a mean, and what the mean is of."""
 
 
-def metrics_for(kind: Kind) -> dict[str, Metric]:
-    """Those of METRICS that fit a task of this kind."""
-    return {name: metric for name, metric in METRICS.items() if metric.kind == kind}
+def metrics_for(kind: Kind, masked: bool = False) -> dict[str, Metric]:
+    """Those of METRICS that fit a task of this kind; `masked`: one some of whose targets are missing."""
+    return {name: metric for name, metric in METRICS.items() if metric.kind == kind and metric.masks == masked}
 
 
 def _imported(reference: str, what: str) -> Callable[[Tensor, Tensor], Tensor]:
@@ -220,6 +259,13 @@ class Task:
     target_scale: float = 1.0
     """Of a regression whose targets were scaled: y = target_mean + target_scale * output. Errors in the target's own
     units (rmse, mae, mse) are told, losses are of scaled targets."""
+    scaled_errors: bool = False
+    """Whether errors, too, are told of scaled targets, as the papers about some data sets have them."""
+
+    @property
+    def units(self) -> tuple[float, float]:
+        """(mean, scale) of the units in which errors are told: (0, 1) where they are those of scaled targets."""
+        return (0.0, 1.0) if self.scaled_errors else (self.target_mean, self.target_scale)
 
     @staticmethod
     def classification(inputs: tuple[int, ...], classes: int, names: tuple[str, ...] = ()) -> Task:

@@ -17,12 +17,12 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column, Table
 
-from . import api, comparison
+from . import api, comparison, references
 from .assembly import Assembly
 from .data import short
 from .engines.simulation import Interrupted, Listener
 from .estimates import Estimate
-from .levels import Levels
+from .levels import Levels, Span
 from .runs import Run
 from .tuning import Tuned
 
@@ -73,10 +73,27 @@ def show_comparison(results: api.Results) -> None:
         style="dim",
         highlight=False,
     )
+    show_references(results)
     show_newcomers(results.runs)
     for sentence in finding(results.runs):
         out.print(sentence, highlight=False)
     show_joining(results.runs)
+
+
+def show_references(results: api.Results) -> None:
+    """The rows without federated learning, if any were asked for."""
+    from .report import score_text
+
+    lines, metric = references.rows(results.references()), results.runs[0].summary["metric"]
+    if lines:
+        title = "For comparison, without federated learning"
+        table = Table(Column("row", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+        for head in ("mean", "worst\nclient", "±\nclients", "±\nseeds", "last"):
+            table.add_column(head, justify="right", no_wrap=True)
+        for row in lines:
+            values = (row.mean, row.worst, row.std_clients, row.std_seeds, row.last)
+            table.add_row(row.name, *(score_text(value, metric) for value in values))
+        out.print(table)
 
 
 def show_joining(runs: list[Run]) -> None:
@@ -124,17 +141,31 @@ def show_joining(runs: list[Run]) -> None:
 
 
 def show_newcomers(runs: list[Run]) -> None:
-    """What clients got that were held out of training, beside those that were not."""
-    from .report import score_text
+    """What clients got that were held out of training, beside those that were not; deviations apart."""
+    from .report import metric_name, score_text, signed_text
 
     served = comparison.newcomers(runs)
-    if served:
-        metric, novel = runs[0].summary["metric"], runs[0].summary["novel"]["clients"]
-        table = Table("newcomers", "known clients", "newcomers", box=SIMPLE_HEAD, padding=0)
-        for name, known, new in served:
-            table.add_row(name, score_text(known, metric), score_text(new, metric))
-        out.print(table)
-        out.print(f"Held out of training: {', '.join(novel[:8])}{' …' if len(novel) > 8 else ''}.", highlight=False)
+    if not served:
+        return
+    metric = runs[0].summary["metric"]
+    title = f"Newcomers: test {metric_name(metric)} beside known clients at the end"
+    table = Table(Column("method:model", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+    spreads = ("±\nclients", "±\nseeds")
+    for head in ("known\nclients", *spreads, "newcomers", *spreads, "difference"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in served:
+        cells = [
+            score_text(value, metric)
+            for each in (row.known, row.newcomers)
+            for value in ((each.mean, each.std_clients, each.std_seeds) if each else (None, None, None))
+        ]
+        name = f"[bold]{escape(row.name)}[/]" if row.headline else escape(row.name)
+        table.add_row(name, *cells, signed_text(row.difference, metric) or "–")
+    out.print(table)
+    first = next(run.summary for run in runs if run.summary.get("novel"))
+    names = first["novel"]["clients"]
+    who = f"{', '.join(names[:8])}{', …' if len(names) > 8 else ''}"
+    out.print(f"Held out of training, {len(names)} clients (seed {first['seed']}): {who}.", highlight=False)
 
 
 def show_run(finished: Run) -> None:
@@ -189,7 +220,7 @@ def listening(rounds: int, path: Path) -> Iterator[Listener]:
 
         def on_round(record: dict[str, Any]) -> None:
             means = {name: m["mean"] for name, m in record["models"].items()}
-            note = "  ".join(f"{name} {'–' if mean is None else f'{mean:.4f}'}" for name, mean in means.items())
+            note = "  ".join(f"{name} {'–' if mean is None else f'{mean:#.4g}'}" for name, mean in means.items())
             if progress and task is not None:
                 progress.update(task, completed=min(record["round"], rounds), note=note)
             elif record["round"] % every == 0 or record.get("final"):
@@ -245,25 +276,39 @@ def show_tuned(tuned: Tuned) -> None:
 
 
 def show_levels(levels: Levels) -> None:
-    """For each setting a table: a line for each `method:model`, a column for each level."""
-    from .options import word
-    from .report import metric_name, score_text
+    """For each setting a table: a line for each `method:model`, a column for each level.
 
-    rows = levels.rows()
+    Where clients are hit, a table each for all clients, those left alone and those hit, of headline models and of the
+    last round, as what lies do to a method shows at the end of its training.
+    """
+    from .options import word
+    from .report import is_share, metric_name, score_text
+
     metric = levels.levels[0].results.runs[0].summary["metric"]
+    unit = " in %" if is_share(metric) else ""
+
+    def told(first: Span | None, second: Span | None) -> str:
+        """On a narrow terminal without the second."""
+        texts = [score_text(span.mean, metric).removesuffix(" %") for span in (first, second) if span]
+        return " ".join([texts[0], *(f"({text})" for text in texts[1:] if out.width >= 100)]) if texts else "–"
+
     for setting in levels.settings:
-        here = [row for row in rows if row.setting == setting]
+        here, sides = [row for row in levels.rows() if row.setting == setting], levels.sides(setting)
+        hit = len(sides) > 1
         values = list(dict.fromkeys(word(row.value) for row in here))
-        title = f"Best mean test {metric_name(metric)} over {setting}"
-        if any(row.hit is not None for row in here):
-            title += " (in brackets: of clients with clean labels, of those hit)"
-        table = Table(Column("method:model", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD)
-        for value in values:
-            table.add_column(value, justify="right")
-        for row in (r for r in here if word(r.value) == values[0]):
-            cells = []
-            for each in (r for r in here if r.name == row.name):
-                sides = ", ".join(score_text(v, metric).removesuffix(" %") for v in (each.clean, each.hit))
-                cells.append(score_text(each.mean, metric) + (f" ({sides})" if each.hit is not None else ""))
-            table.add_row(f"[bold]{row.name}[/]" if row.headline else row.name, *cells)
-        out.print(table)
+        moments = "last round" if hit else "best round"
+        moments += f" (in brackets: {'best' if hit else 'last'} round)" if out.width >= 100 else ""
+        title = f"Mean test {metric_name(metric)}{unit} over {setting}, {moments}"
+        out.print(title, style="italic", highlight=False)
+        for side, name in sides.items():
+            table = Table(Column(name, no_wrap=True), box=SIMPLE_HEAD, padding=(0, 1))
+            for value in values:
+                table.add_column(value, justify="right")
+            for row in (r for r in here if word(r.value) == values[0] and (r.headline or not hit)):
+                own = [r for r in here if r.name == row.name]
+                best, last = ([getattr(getattr(r, moment), side) for r in own] for moment in ("best", "last"))
+                cells = map(told, *((last, best) if hit else (best, last)))
+                table.add_row(f"[bold]{row.name}[/]" if row.headline else row.name, *cells)
+            out.print(table)
+        if hit and any(not row.headline for row in here):
+            out.print("Headline models; the methods' other models are in the report.", style="dim", highlight=False)

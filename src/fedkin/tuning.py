@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from . import api, machine, options, statistics
+from . import api, inference, machine, options, statistics
 from .assembly import Assembly
 from .comparison import flat_settings
 from .config import Config, ConfigError, merge
@@ -259,6 +259,7 @@ def _unused(name: str, taken: set[str]) -> str:
 # ---- running, and choosing ----
 
 
+@inference.remembering()
 def carry_out(plan: Plan, listener: Callable[[str], Listener] | None = None) -> Tuned:
     """Trains what is not complete, stack by stack, and chooses."""
     bench = _Bench(plan.objects)

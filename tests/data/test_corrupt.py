@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from fedkin import Client, Federation, Task, api, data
 from fedkin.data.corrupt import chosen, corrupt
 from fedkin.federation import FederationError
+from fedkin.task import LOSSES
 
 KINDS = ("dirty", "random", "flip")
 
@@ -112,6 +115,14 @@ def test_targets_of_a_regression_are_exchanged_drawn_or_mirrored():
     assert not bool((told["dirty"] == y).any())
     assert set(told["random"].tolist()) <= set(y.tolist())
     assert torch.allclose(told["flip"], 2 * y.mean() - y)
+
+
+def test_missing_targets_stay_missing_and_spoil_no_others():
+    y = torch.tensor([1.0, torch.nan, 4.0, 7.0])
+    client = Client("a", (torch.zeros(4, 1), y), (torch.zeros(1, 1), y[:1]))
+    task = replace(Task.regression((1,), 1), loss=LOSSES["masked_mse"])
+    told = corrupt(Federation("gaps", (client,), task), labels=1.0, clients=1.0, kind="flip").clients[0].train[1]
+    assert told.nan_to_num(-1).tolist() == [7, -1, 4, 1]
 
 
 def test_one_class_cannot_become_another():

@@ -13,6 +13,7 @@ from webserver import BODIES, file, made_up
 
 from fedkin.data import catalogue, files
 from fedkin.data.catalogue import DataSet, File, Form
+from fedkin.data.fetch import fetch
 from fedkin.data.files import DataError
 from fedkin.errors import FedkinError
 
@@ -235,14 +236,17 @@ def test_the_form_that_is_begun_is_complained_about(forms):
 
 
 def test_the_catalogue_is_whole():
-    """Every checksum has its length, every address ends in the file's name, and no file can leave its folder."""
+    """Every checksum has its length, every address ends in the file's name, and no file can leave its folder. Only
+    what users bring may have neither, and of what has no address, none is promised."""
     for data in catalogue.CATALOGUE.values():
         every = [f for form in data.forms for f in (*form.files, *([form.archive] if form.archive else []))]
-        assert len({f.name for f in every}) == len(every)
-        assert any(all(f.urls for f in ([form.archive] if form.archive else form.files)) for form in data.forms)
+        assert len(set(every)) == len({f.name for f in every})
+        public = any(all(f.urls for f in ([form.archive] if form.archive else form.files)) for form in data.forms)
+        assert public or not any(f.urls for f in every)
+        assert not (public and data.bring)
         for f in every:
-            assert Path(f.name).name == f.name
-            assert f.sha256 or f.md5
+            assert not Path(f.name).is_absolute() and ".." not in Path(f.name).parts
+            assert f.sha256 or f.md5 or data.bring
             assert re.fullmatch(r"[0-9a-f]{64}", f.sha256 or "0" * 64)
             assert re.fullmatch(r"[0-9a-f]{32}", f.md5 or "0" * 32)
             for url in f.urls:
@@ -255,6 +259,8 @@ def test_the_catalogue_is_whole():
 @pytest.mark.parametrize("name", catalogue.CATALOGUE)
 def test_the_real_files_are_those_of_the_catalogue(monkeypatch, name):
     monkeypatch.setenv("FEDKIN_DATA", str(SHARED))
+    if files.find(name).bring and not files.place(name).is_dir():
+        pytest.skip(f"nobody has brought {name}")
     found = files.need(name)
     assert all(path.is_file() for path in found.values())
     assert files.state(name) == "here"
@@ -262,3 +268,30 @@ def test_the_real_files_are_those_of_the_catalogue(monkeypatch, name):
     for f in files.begun(name).files:
         row = rf"`{files.find(name).directory}/{re.escape(f.name)}` \| {f.bytes:,} \| `{f.sha256}`"
         assert re.search(row, listed), f.name
+
+
+# ---- what users bring ----
+
+
+def test_what_users_bring_is_asked_for_in_a_sentence(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDKIN_DATA", str(tmp_path))
+    brought = DataSet(
+        "", "", "cars", "", "", (Form("", (File("a.npz"),)), Form("", (File("b/c.txt"),))), bring="Ask X."
+    )
+    monkeypatch.setattr(catalogue, "CATALOGUE", {"cars": brought})
+    assert files.state("cars") == "bring it yourself"
+    said = refusal("cars")
+    assert str(tmp_path / "cars") in said and "a.npz is missing. Ask X;" in said and "fetch" not in said
+    (tmp_path / "cars" / "b").mkdir(parents=True)
+    (tmp_path / "cars" / "b" / "c.txt").write_text("anything")
+    assert files.state("cars") == "here"
+    assert files.need("cars") == {"b/c.txt": tmp_path / "cars" / "b" / "c.txt"}
+
+
+def test_fetching_what_users_bring_says_what_to_ask_for(monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDKIN_DATA", str(tmp_path))
+    for name, word in (("compcars", "mmlab.ie.cuhk.edu.hk"), ("pems_bay", "DCRNN")):
+        with pytest.raises(DataError, match=word) as raised:
+            fetch(name)
+        assert str(tmp_path) in str(raised.value) and "downloads" not in str(raised.value)
+        assert not list(tmp_path.iterdir())

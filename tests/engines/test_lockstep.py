@@ -363,6 +363,7 @@ VARIANTS: dict[str, list[dict[str, Any]]] = {
     "heurfedamp": [{}, {"init_from": "local"}],
     "scaffold": [{"option": "I"}, {"option": "II"}],
     "apfl": [{}, {"mix": "outputs"}, {"adaptive": False}],
+    "perfedavg": [{}, {"adaptation": "batch"}],
 }
 
 

@@ -65,6 +65,13 @@ def test_every_round_is_the_papers_algorithm(tmp_path: Path, option: str, server
 
 
 @pytest.mark.parametrize("option", ["I", "II"])
+def test_k_counts_the_steps_where_these_take_the_place_of_passes(tmp_path: Path, option: str) -> None:
+    run = simulate(tmp_path, method="scaffold", settings={"option": option}, local={**SGD, "steps": 5}, rounds=3)
+    assert {len(batches(run.a, i, 1)) for i in range(4)} == {5}
+    follows(run, by_hand(run, option, 1.0, dict.fromkeys(range(1, 4), 0.1)))
+
+
+@pytest.mark.parametrize("option", ["I", "II"])
 def test_sampling_lost_uploads_and_a_falling_learning_rate_change_none_of_it(tmp_path: Path, option: str) -> None:
     """c is divided by all clients, also by those that were not sampled (trap T7)."""
     run = simulate(

@@ -45,7 +45,7 @@ def list_() -> None:
     table.add_row("digits", DIGITS, "", "built in", "")
     for name, data in catalogue.CATALOGUE.items():
         state = files.state(name)
-        colour = {"here": "green", "missing": "dim"}.get(state, "red")
+        colour = {"here": "green", files.MISSING: "dim", files.BRING: "dim"}.get(state, "red")
         what = f"{data.title}\n[dim]{data.content}; {data.licence}[/]"
         table.add_row(name, what, _size(name), f"[{colour}]{state}[/]", data.directory)
     out.print(table)
@@ -59,7 +59,8 @@ def check(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]…",
 
     Ends with exit code 2 if a file is damaged, or if a data set that was named is not complete.
     """
-    chosen = names or [name for name in catalogue.CATALOGUE if files.state(name) != files.MISSING]
+    absent = (files.MISSING, files.BRING)
+    chosen = names or [name for name in catalogue.CATALOGUE if files.state(name) not in absent]
     if not chosen:
         out.print(f"There are no data files in {files.folder()}.", highlight=False, soft_wrap=True)
     wrong = [name for name in dict.fromkeys(chosen) if not _check(name, complete=names is not None)]
@@ -124,9 +125,11 @@ def _size(name: str) -> str:
     """Of the form that is here or begun; of the one that can be fetched, if nothing is."""
     forms = files.find(name).forms
     fetched = next((f for f in forms if f.archive or all(file.urls for file in f.files)), forms[0])
-    form = fetched if files.state(name) == files.MISSING else files.begun(name)
+    form = fetched if files.state(name) in (files.MISSING, files.BRING) else files.begun(name)
     parts = [form.archive] if form.archive else form.files
     size = sum(file.bytes or 0 for file in parts)
+    if not size:
+        return ""
     return f"{size / 1e6:.1f} MB" if size > 1e5 else f"{size / 1e3:.0f} kB"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -75,6 +75,13 @@ def compare(
     folder: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("runs/comparison"),
     figures: Annotated[str, typer.Option(help="Also write figures: png, pdf or both, with a comma.")] = "",
     native: Native = False,
+    references: Annotated[
+        str,
+        typer.Option(
+            help="Rows without federated learning: climatology, persistence, least_squares, autoregression, "
+            "pooled_least_squares, pooled; separated by commas."
+        ),
+    ] = "",
     wanted: Annotated[
         list[str] | None, typer.Option("--vary", help="A setting and its levels, key=a,b,c; several times if need be.")
     ] = None,
@@ -87,10 +94,12 @@ def compare(
     they are compared at every level of a setting, in one picture.
     """
     formats = _formats(figures)
-    names = [name.strip() for name in chosen.split(",") if name.strip()]
+    names, without = ([name.strip() for name in text.split(",") if name.strip()] for text in (chosen, references))
+    if wanted and without:
+        raise FedkinError("--references are rows of one table, and --vary makes a table for each level: leave one out.")
     raw = _budgeted(options.parse(words or [], several=names), native)
     raw = raw if seed is None else raw | {"seed": seed}
-    results = _vary(raw, wanted, names, seeds, folder) if wanted else _compare(raw, names, seeds, folder)
+    results = _vary(raw, wanted, names, seeds, folder) if wanted else _compare(raw, names, seeds, folder, without)
     where = results.report()
     if isinstance(results, Levels):
         show_levels(results)
@@ -195,10 +204,17 @@ def _budgeted(raw: dict[str, Any], native: bool) -> dict[str, Any]:
     return raw | {"budget": "native"} if native else raw
 
 
-def _compare(raw: dict[str, Any], names: list[str], seeds: int, folder: Path) -> api.Results:
-    with _progress(len(dict.fromkeys(names)) * seeds) as told:
+def _compare(
+    raw: dict[str, Any], names: list[str], seeds: int, folder: Path, without: Sequence[str] = ()
+) -> api.Results:
+    with _progress((len(dict.fromkeys(names)) + bool(without)) * seeds) as told:
         return api.compare(
-            raw, methods=names, seeds=seeds, out=folder, listener=lambda method, seed: told(f"{method}, seed {seed}")
+            raw,
+            methods=names,
+            seeds=seeds,
+            references=without,
+            out=folder,
+            listener=lambda method, seed: told(f"{method}, seed {seed}"),
         )
 
 

@@ -27,7 +27,7 @@ from . import split as splitting
 from .source import Source
 
 HELPERS = {"source", "split", "corrupt", "graphs", "files", "catalogue", "fetch", "idx", "pickles"}
-HELPERS |= {"tables", "columns", "folders", "own"}
+HELPERS |= {"tables", "columns", "folders", "own", "windows", "traffic", "roads"}
 SPLITS = ("iid", "pathological", "practical", "dirichlet", "natural", "relabelled", "random", "chronological")
 POOLED = SPLITS[:6]
 """Splits of a pool of samples; the others are of series in time."""

@@ -36,6 +36,8 @@ class DataSet:
     source: str
     forms: tuple[Form, ...]
     table: bool = False
+    bring: str = ""
+    """Of a data set that nobody can download just so: what to ask for or to make, and where, in sentences."""
 
 
 def _files(text: str, *hosts: str) -> tuple[File, ...]:
@@ -188,5 +190,91 @@ CATALOGUE: dict[str, DataSet] = {
                 ),
             ),
         ),
+    ),
+    "fl60": DataSet(
+        title="FL-60: points of the plane in 60 domains, with a graph (GRDA's DG-60)",
+        content="60 x 100 points, 2 classes; synthetic",
+        directory="dg",
+        licence="no licence stated",
+        source="Xu, Liu, Du, He, Wang and Wang, Graph-relational domain adaptation, 2022; github.com/Wang-ML-Lab/GRDA",
+        forms=(
+            Form(
+                "arrays without pickles",
+                _files("dg60.npz 95298 898098d60e3baf70c5a47a284667da5035326a9874d41188803f7277183d6483"),
+            ),
+        ),
+        bring="This form of data/toy_d60_spiral.pkl in github.com/Wang-ML-Lab/GRDA has no public address: take a "
+        "mirror that has it, or do without, as data.settings.variant = 'generated' draws domains by the same rule.",
+    ),
+    "tpt48": DataSet(
+        title="TPT-48: monthly temperatures of 48 states of the USA, with a graph",
+        content="144 months, 2008-2019, 105 borders",
+        directory="tpt48",
+        licence="public domain (US government); the repository CC BY-NC-SA 4.0",
+        source="NOAA nClimDiv; github.com/washingtonpost/data-2C-beyond-the-limit-usa; borders written by hand",
+        forms=(
+            Form(
+                "tables",
+                _files(
+                    """
+                    tpt48_2008_2019.csv 35720 9efbc650cc39dd77a68272d9d4cbc22ad09b6a8e9d4c6cb9615e4f9f6f09254d
+                    state_adjacency.csv 646 e95e4277e0c2f53a3690822c9772e7bd5a5a90784668a66808e13dfb5c9e6620
+                    """
+                ),
+            ),
+        ),
+        bring="These tables have no public address: name a mirror that has them. Temperatures are those of "
+        "data/raw/climdiv-tmpcst-v1.0.0-20200106 in github.com/washingtonpost/data-2C-beyond-the-limit-usa, a row a "
+        "month and a column a state.",
+    ),
+    "metr_la": DataSet(
+        title="METR-LA: speeds at 207 road sensors in Los Angeles, with a graph",
+        content="34,272 steps of five minutes, 2012; 8 % missing",
+        directory="metr-la",
+        licence="CC BY 4.0, as commonly stated; graph MIT",
+        source="Jagadish et al., Big data and its technical challenges, 2014; Li, Yu, Shahabi and Liu, DCRNN, 2018",
+        forms=(
+            Form(
+                "arrays without pickles",
+                _files(
+                    """
+                    metr-la.npz 8674484 20668e7d39e43b4e77983aec286fea3f99af05f2568021c73ad8d147958abc10
+                    adjacency.npz 10594 473032263efcf2c5888477c372944db8b786057c959ffb83301af1b2a87e2768
+                    sensor_locations.csv 6341 eb8ea96e07358b45d0e4ba3b89c2673fa20c54af50150249e627389e749ade6f
+                    """
+                ),
+            ),
+            Form("DCRNN's own files", (File("metr-la.h5"), File("adj_mx.pkl"))),
+        ),
+        bring="In place of these, metr-la.h5 and adj_mx.pkl will do: github.com/liyaguang/DCRNN says where the first "
+        "is to be had, and has the second in data/sensor_graph.",
+    ),
+    "pems_bay": DataSet(
+        title="PEMS-BAY: speeds at 325 road sensors in the Bay Area, with a graph",
+        content="52,116 steps of five minutes, 2017",
+        directory="pems-bay",
+        licence="CC BY 4.0, as commonly stated",
+        source="California's Performance Measurement System (PeMS); Li, Yu, Shahabi and Liu, DCRNN, 2018",
+        forms=tuple(
+            Form(f"{speeds} and {graph}", (File(speeds), File(graph)))
+            for speeds in ("pems-bay.npz", "pems-bay.h5")
+            for graph in ("adjacency.npz", "adj_mx_bay.pkl", "distances_bay_2017.csv")
+        ),
+        bring="github.com/liyaguang/DCRNN says where pems-bay.h5 is to be had, and has adj_mx_bay.pkl and "
+        "distances_bay_2017.csv in data/sensor_graph, either of which gives the graph; docs/forecasting.md says how to "
+        "make a pems-bay.npz.",
+    ),
+    "compcars": DataSet(
+        title="CompCars: photographs of cars, 5 viewpoints x 6 years of make",
+        content="24,151 images, 4 types of car",
+        directory="compcars",
+        licence="for research, by a signed agreement",
+        source="Yang, Luo, Loy and Tang, A large-scale car dataset for fine-grained categorization, 2015",
+        forms=(
+            Form("features of images", (File("features.npz"),)),
+            Form("the original folders", (File("data/misc/attributes.txt"),)),
+        ),
+        bring="Its authors give it to those who sign their agreement: ask at mmlab.ie.cuhk.edu.hk/datasets/comp_cars. "
+        "Put the original folder `data` there, or a features.npz made of it, as docs/data.md says.",
     ),
 }

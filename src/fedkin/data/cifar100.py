@@ -177,7 +177,7 @@ def _archived(path: Path, name: str, content: dict[str, Any]) -> _Pool:
     """A member's samples: `data` holds for each image 1,024 bytes of red, row by row, then green, then blue."""
     data = content.get("data")
     x = data.values if isinstance(data, pickles.Array) else None
-    if x is None or x.ndim != 2 or x.shape[1] != 3072:
+    if x is None or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072:
         raise damaged(path, f"has no array 'data' of bytes, 3,072 for each image, in its member {name}")
     labels = []
     for key in ("fine_labels", "coarse_labels"):

@@ -78,7 +78,7 @@ def _classes(y: Tensor, order: Tensor, classes: int, kind: Kind, source: torch.G
 
 def _numbers(y: Tensor, order: Tensor, outputs: int, kind: Kind, source: torch.Generator) -> Tensor:
     if kind == "flip":
-        return 2 * y.mean(0) - y[order]
+        return 2 * y.nanmean(0) - y[order]
     if kind == "random":
         return y[torch.randint(len(y), (len(y),), generator=source)]
     return y[order.roll(1)]  # each gets the target of the one before it in the lot

@@ -81,6 +81,8 @@ def fetch(
     fetching = _Fetching(files.place(name), data, base, listener or Listener(), patience or Patience())
     if any(not fetching.wanted(form) for form in data.forms):
         return []
+    if data.bring and not base:
+        files.need(name)  # says what to bring, and where to
     first = files.begun(name)
     refusals: list[str] = []
     for form in sorted(data.forms, key=lambda form: form != first):

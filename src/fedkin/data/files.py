@@ -17,6 +17,7 @@ from . import catalogue
 from .catalogue import DataSet, File, Form
 
 MISSING = "missing"
+BRING = "bring it yourself"
 
 
 class DataError(FedkinError):
@@ -84,7 +85,7 @@ def state(name: str) -> str:
     form = begun(name)
     there = [file for file in form.files if (where / file.name).is_file()]
     if not there:
-        return MISSING
+        return BRING if find(name).bring else MISSING
     if any(wrong_size(where / file.name, file) for file in there):
         return "damaged"
     return f"incomplete, {len(there)} of {len(form.files)} files"
@@ -147,7 +148,7 @@ def _complaint(name: str, faults: dict[str, str], where: Path) -> str:
     absent = [each for each, wrong in faults.items() if wrong == MISSING]
     damaged = [f"{each} is {wrong}" for each, wrong in faults.items() if wrong != MISSING]
     listed = [f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} missing"] if absent else []
-    todo = f"`fedkin data fetch {name}` downloads what is missing or damaged"
+    todo = find(name).bring.rstrip(".") or f"`fedkin data fetch {name}` downloads what is missing or damaged"
     if absent:
         todo += f"; or set FEDKIN_DATA to the folder that holds {where.name}/"
     if damaged:

@@ -1,13 +1,14 @@
-"""Pickles read without running them: containers, numbers, text, and numpy arrays of bytes.
+"""Pickles read without running them: containers, numbers, text, and numpy arrays of bytes or floating-point numbers.
 
-A pickle is a program that may call any function it names. Here it may name four things of numpy's, and calls
-stand-ins for them that only keep what they are told.
+A pickle is a program that may call any function it names. Here it may name four things of numpy's, and one by which
+Python 3 writes bytes for Python 2, and calls stand-ins for them that only keep what they are told.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +21,20 @@ from .idx import damaged
 
 def read(content: bytes, path: Path, member: str) -> dict[str, Any]:
     """The table in a pickle, which is a member of the archive `path`; its arrays are `Array`s."""
-    try:
-        table = _Unpickler(content, path, member).load()
-    except DataError:
-        raise
-    except Exception as error:  # a damaged pickle surfaces as any of many exceptions
-        raise damaged(path, f"cannot be read in its member {member}", error) from None
+    table = load(content, path, f" in its member {member}")
     if not isinstance(table, dict):
         raise damaged(path, f"holds no table in its member {member}")
     return {text(key): value for key, value in table.items()}
+
+
+def load(content: bytes, path: Path, inside: str = "") -> Any:
+    """What is in a pickle, which is `path`, or lies `inside` it; its arrays are `Array`s."""
+    try:
+        return _Unpickler(content, path, inside).load()
+    except DataError:
+        raise
+    except Exception as error:  # a damaged pickle surfaces as any of many exceptions
+        raise damaged(path, f"cannot be read{inside}", error) from None
 
 
 def text(words: object) -> str:
@@ -37,44 +43,52 @@ def text(words: object) -> str:
 
 
 class Array:
-    """Stands for a numpy array. An array of other things than bytes has no `values`."""
+    """Stands for a numpy array. An array of other things than bytes and floating-point numbers has no `values`."""
 
-    values: NDArray[np.uint8] | None = None
+    values: NDArray[Any] | None = None
 
     def __init__(self, *_: object) -> None: ...
 
     def __setstate__(self, state: Any) -> None:
         _, shape, dtype, by_columns, content = state
-        if isinstance(dtype, _Dtype) and dtype.code == "u1":
-            self.values = np.frombuffer(content, np.uint8).reshape(shape, order="F" if by_columns else "C")
+        if isinstance(dtype, _Dtype) and dtype.code in ("u1", "f4", "f8"):
+            kind = np.dtype(dtype.order + dtype.code)
+            self.values = np.frombuffer(content, kind).reshape(shape, order="F" if by_columns else "C")
 
 
 class _Dtype:
-    """Stands for the type of an array's numbers, such as u1."""
+    """Stands for the type of an array's numbers, such as u1, and the order of their bytes."""
+
+    order = "<"
 
     def __init__(self, code: object, *_: object) -> None:
         self.code = text(code)
 
-    def __setstate__(self, state: object) -> None: ...
+    def __setstate__(self, state: Any) -> None:
+        self.order = ">" if text(state[1]) == ">" else "<"
 
 
-STAND_INS: dict[tuple[str, str], type] = {
+def _encoded(letters: object, *_: object) -> bytes:
+    """Stands for `codecs.encode(letters, "latin1")`: so Python 3 writes bytes where Python 2 shall read them."""
+    return str(letters).encode("latin1")
+
+
+STAND_INS: dict[tuple[str, str], Callable[..., object]] = {
     ("numpy.core.multiarray", "_reconstruct"): Array,
     ("numpy._core.multiarray", "_reconstruct"): Array,
     ("numpy", "ndarray"): Array,
     ("numpy", "dtype"): _Dtype,
+    ("_codecs", "encode"): _encoded,
 }
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, content: bytes, path: Path, member: str) -> None:
+    def __init__(self, content: bytes, path: Path, inside: str) -> None:
         super().__init__(io.BytesIO(content), encoding="bytes")
-        self.path, self.member = path, member
+        self.path, self.inside = path, inside
 
-    def find_class(self, module: str, name: str) -> type:
+    def find_class(self, module: str, name: str) -> Callable[..., object]:
         if (module, name) not in STAND_INS:
-            refused = (
-                f"asks in its member {self.member} for {module}.{name}, which no images need; nothing of it was run"
-            )
+            refused = f"asks{self.inside} for {module}.{name}, which no arrays need; nothing of it was run"
             raise damaged(self.path, refused)
         return STAND_INS[module, name]

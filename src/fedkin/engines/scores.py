@@ -125,8 +125,8 @@ class Scores:
             models={name: torch.cat([own for own in parts if len(own)]) for name, parts in kept.items()},
             targets=y.float() if y.is_floating_point() else y,
             kind=task.kind,
-            target_mean=task.target_mean,
-            target_scale=task.target_scale,
+            target_mean=task.units[0],
+            target_scale=task.units[1],
             class_names=task.class_names,
             rows=torch.cat(rows).long() if len(rows) == len(clients) else None,
         )

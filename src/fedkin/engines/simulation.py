@@ -318,8 +318,8 @@ class Simulation:
         self.problem = self.a.problem
         newcomers = list(range(known, len(self.problem)))
         numbers = torch.tensor(newcomers, device=self.a.device)
-        rng = streams.rng(self.seed, self.config.rounds + 1)
-        self.server = self.method.welcome(self.problem, self.server, rng)
+        begin = streams.rng(self.seed, 0)  # what is drawn for a newcomer is what it would have had from the beginning
+        self.server = self.method.welcome(self.problem, self.server, begin)
         own = self._enlisted(self.problem, numbers)
         self.memory = State.join([self.memory, own])
         first = self.config.rounds + 2

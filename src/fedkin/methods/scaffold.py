@@ -47,7 +47,7 @@ class Scaffold(Method):
         x, correction = message.x, message.c - memory.c
         y = cohort.fit(x, round, extra=lambda w, k: correction[:k])
         if self.option == "I":
-            c = cohort.full_grad(x, round)
+            c = cohort.full_grad(x.clone(), round)
         else:
             # K_i counts mini-batch steps, not epochs (trap T7).
             length = torch.tensor(cohort.step_counts(), dtype=x.dtype, device=x.device)[:, None] * cohort.lrs(round).to(

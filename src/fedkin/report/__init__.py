@@ -38,7 +38,8 @@ def write_report(
     """Write one self-contained HTML file about a run or a comparison, and return its path.
 
     comparison: what is known of the comparison as a whole. `reference` names the row to test against (default: the
-    best), `notes` is a list of sentences to print; all else is listed with the settings.
+    best), `notes` is a list of sentences to print, `references` are rows without federated learning
+    (`fedkin.references.rows`); all else is listed with the settings.
     """
     from fedkin.report.page import write_page
 
@@ -71,7 +72,7 @@ def metric_name(metric: str) -> str:
 
 
 def score_text(value: float | None, metric: str) -> str:
-    """A score as it is printed: 92.1 %, an AUC of 0.873, an error of 0.002413, or a dash."""
+    """A score as it is printed: 92.1 %, an AUC of 0.873, an error of 0.002410, or a dash."""
     if value is None or np.isnan(value):
         return "–"
     if is_share(metric):
@@ -80,8 +81,12 @@ def score_text(value: float | None, metric: str) -> str:
 
 
 def _digits(value: float, digits: int, sign: str = "") -> str:
-    """So many leading digits, but no powers of ten for large numbers."""
-    return f"{value:{sign},.0f}" if abs(value) >= 10**digits else f"{value:{sign}.{digits}g}"
+    """So many leading digits, zeros among them: from 0.001 down three, then powers of ten."""
+    if abs(value) >= 10**digits - 0.5:
+        return f"{value:{sign},.0f}"
+    if 0 < abs(value) < 1e-4:
+        return f"{value:{sign}.2e}".replace("e-0", "e-")
+    return f"{value:{sign}#.{3 if abs(value) < 1e-3 else digits}g}".rstrip(".") if value else "0"
 
 
 def estimate_text(estimate: Estimate | None, metric: str) -> str:

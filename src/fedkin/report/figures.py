@@ -63,11 +63,16 @@ function draw(box) {
   Plotly.newPlot(box, figure.data, figure.layout, {...config, displayModeBar: touch ? false : 'hover'});
 }
 document.querySelectorAll('.figure').forEach(box => { if (!box.closest('[hidden]')) draw(box); });
+function show(panel) {
+  panel.parentElement.querySelectorAll(':scope > .panel').forEach(other => { other.hidden = other !== panel; });
+  panel.querySelectorAll('.figure').forEach(draw);
+}
 document.querySelectorAll('select[data-panels]').forEach(choice => choice.addEventListener('change', () => {
-  document.querySelectorAll('.panel').forEach(panel => {
-    panel.hidden = panel.id !== choice.value;
-    if (!panel.hidden) panel.querySelectorAll('.figure').forEach(draw);
-  });
+  show(document.getElementById(choice.value));
+}));
+document.querySelectorAll('button[data-panel]').forEach(button => button.addEventListener('click', () => {
+  [...button.parentElement.children].forEach(other => { other.ariaPressed = String(other === button); });
+  show(document.getElementById(button.dataset.panel));
 }));
 document.querySelectorAll('th[data-sort]').forEach(head => head.addEventListener('click', () => {
   const body = head.closest('table').tBodies[0], index = head.cellIndex, text = head.dataset.sort === 'text';
@@ -99,6 +104,7 @@ def curves(runs: Sequence[Run]) -> go.Figure:
             figure.add_scatter(
                 x=np.concatenate([line.rounds, line.rounds[::-1]]),
                 y=np.concatenate([line.high, line.low[::-1]]),
+                mode="lines",
                 fill="toself",
                 fillcolor=_faded(colour[row.method], 0.15),
                 line={"width": 0},
@@ -117,7 +123,7 @@ def curves(runs: Sequence[Run]) -> go.Figure:
         )
     axis = _score_axis(runs, f"mean test {metric_name(runs[0].summary['metric'])}")
     if not comparison.higher_is_better(runs) and lowest > 0 and highest > 20 * lowest:
-        axis |= {"type": "log", "dtick": "D2"}
+        axis |= {"type": "log", "dtick": "D2", "tickformat": ".4~g"}
     figure.update_layout(_layout(440), hovermode="x unified", legend=_legend(), xaxis=_axis("round"), yaxis=axis)
     return figure
 
@@ -338,7 +344,10 @@ def _symbol(row: Row, members: dict[str, list[Run]]) -> str:
 def _score_axis(runs: Sequence[Run], what: str) -> dict[str, Any]:
     better = "higher is better" if comparison.higher_is_better(runs) else "lower is better"
     axis = _axis(_plain(f"{what} ({better})"))
-    return axis | ({"tickformat": ".0%", "hoverformat": ".1%"} if is_share(runs[0].summary["metric"]) else {})
+    if is_share(runs[0].summary["metric"]):
+        return axis | {"tickformat": ".0%", "hoverformat": ".1%"}
+    # Left to itself plotly writes 0.0005 as 500μ.
+    return axis | {"exponentformat": "none", "hoverformat": ".4g"}
 
 
 def _axis(title: str) -> dict[str, Any]:

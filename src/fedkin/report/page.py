@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedkin import comparison as compare
-from fedkin import statistics
+from fedkin import references, statistics
 from fedkin.comparison import Pair, Row, Run
 from fedkin.estimates import Estimate
 from fedkin.joining import Joining, JoiningError, scorecard
@@ -29,6 +29,7 @@ from fedkin.report import (
     figures,
     finding,
     gain_text,
+    graph,
     joined,
     joining_sentence,
     joining_words,
@@ -49,17 +50,20 @@ def write_page(
     """Write the page about a run or a comparison; see `fedkin.report.write_report`."""
     about = dict(comparison or {})
     reference, notes = about.pop("reference", None), list(about.pop("notes", []))
+    without = about.pop("references", [])
     table, found = compare.rows(runs), joined(runs)
     spread = "Each point is a client at its method’s best round, mean over seeds; hover over it for the client’s name."
     parts = [
         _finding(runs, table, found, reference, notes),
         _results(runs, table, reference),
+        _references(without, runs[0].summary["metric"]),
         _joining(found),
         _section("Over the rounds", _curve_words(runs), figures.embed("curves", figures.curves(runs))),
         _section("The spread over clients", spread, figures.embed("distribution", figures.distribution(runs))),
         _clients(runs, table, found),
         _scorecard(runs),
         _newcomers(runs),
+        _graph(runs),
         _collaboration(runs),
         _settings(runs, about),
     ]
@@ -184,6 +188,22 @@ over {plural(len(pairs), "pair")} of headline models."""
     return _section("Results", about, f'{_table(_head(heads), lines)}<p class="note">{note}</p>{tested}')
 
 
+def _references(rows: Sequence[references.Row], metric: str) -> str:
+    """Rows that are no method's, in a table of their own."""
+    if not rows:
+        return ""
+    heads = ["row", "mean", "worst client", "± over clients", "± over seeds", "last round"]
+    lines = []
+    for row in rows:
+        values = (row.mean, row.worst, row.std_clients, row.std_seeds, row.last)
+        cells = [_cell(score_text(value, metric), value) for value in values]
+        lines.append(f"<tr><th>{_e(row.name)}</th>{''.join(cells)}</tr>")
+    about = """What can be had without a federation, and what it has to beat. The pooled rows are one model for all, of
+everyone’s data in one place, which nobody would share."""
+    trained = "".join(f'<p class="note">{_e(row.name)}: {_e(row.note)}.</p>' for row in rows if row.note)
+    return _section("For comparison, without federated learning", about, _table(_head(heads), lines) + trained)
+
+
 def _all_tests(pairs: Sequence[Pair], metric: str) -> str:
     heads = ["test", "pairs", "wins / ties / losses", "median advantage", "p, Holm", "p greater, Holm", "p (pratt)"]
     heads += ["p greater (pratt)", "p (wilcox)", "p greater (wilcox)", "seeds"]
@@ -298,19 +318,45 @@ def _interval_cell(text: str, estimate: Estimate | None) -> str:
 
 
 def _newcomers(runs: Sequence[Run]) -> str:
-    """What clients got that were held out of training; nothing where none was."""
-    served, metric = compare.newcomers(runs), runs[0].summary["metric"]
+    """What clients got that were held out of training, beside those that were not; nothing where none was."""
+    served, metric, colour = compare.newcomers(runs), runs[0].summary["metric"], colours(runs)
     if not served:
         return ""
-    lines = [
-        f"<tr><th>{_e(name)}</th>{_cell(score_text(known, metric), known)}{_cell(score_text(new, metric), new)}</tr>"
-        for name, known, new in served
-    ]
-    held = ", ".join(_e(client) for client in runs[0].summary["novel"]["clients"])
-    about = (
-        f"Held out of training, in seed {runs[0].summary['seed']}: {held}. All methods gave them equal local epochs."
-    )
-    return _section("Newcomers", about, _table(_head(["method:model", "known clients", "newcomers"]), lines))
+    lines = []
+    for row in served:
+        cells = [
+            _cell(score_text(value, metric), None if value is None or np.isnan(value) else value)
+            for each in (row.known, row.newcomers)
+            for value in ((each.mean, each.std_clients, each.std_seeds) if each else (None, None, None))
+        ]
+        difference = None if np.isnan(row.difference) else row.difference
+        cells.append(_cell(signed_text(row.difference, metric) or "–", difference))
+        kind = "head" if row.headline else "other"
+        lines.append(f'<tr class="{kind}"><th>{_dot(colour[row.method])}{_e(row.name)}</th>{"".join(cells)}</tr>')
+    spreads = ["± over clients", "± over seeds"]
+    heads = _head(["method:model", "known clients", *spreads, "newcomers", *spreads, "difference"])
+    return _section("Newcomers", _newcomer_words(runs, served), _table(heads, lines, "newcomers"))
+
+
+def _newcomer_words(runs: Sequence[Run], served: Sequence[compare.Served]) -> str:
+    first = next(run.summary for run in runs if run.summary.get("novel"))
+    names, counts = first["novel"]["clients"], sorted({count for row in served for count in row.counts})
+    several = " (others in other seeds)" if len({run.summary["seed"] for run in runs}) > 1 else ""
+    text = f"""{" or ".join(map(str, counts))} of {len(first["clients"]) + len(names)} clients were held out of training
+and joined at the end; in seed {first["seed"]}{several} these were {_e(", ".join(names))}. All methods gave them equal
+local epochs. Known clients are scored at the closing exchange. Best method on top, its headline model in bold; what
+newcomers alone are given has no known clients. The difference is newcomers less known clients, who are others, so part
+of it may be the luck of the draw."""
+    return text if compare.higher_is_better(runs) else f"{text} Lower is better here, so a minus is a gain."
+
+
+def _graph(runs: Sequence[Run]) -> str:
+    """Who is related to whom, where a method looks at that."""
+    found = graph.relations(runs)
+    if found is None:
+        return ""
+    drawn = figures.embed("graph", graph.picture(found, runs), square=found.crowded)
+    return _section("Who is related to whom", _e(graph.words(found, runs)), drawn)
 
 
 def _score_cell(value: float | None, alone: float | None, lost: bool, metric: str) -> str:
@@ -422,6 +468,16 @@ def _chips(runs: Sequence[Run]) -> list[str]:
 
 def _section(heading: str, about: str, body: str) -> str:
     return f'<section><h2>{heading}</h2><p class="about">{about}</p>{body}</section>'
+
+
+def _switch(name: str, shown: Mapping[str, str]) -> str:
+    """{label: HTML}, one shown at a time, the first at first; a button each."""
+    buttons, panels = "", ""
+    for number, (label, body) in enumerate(shown.items()):
+        place = _e(f"panel-{name}-{number}")
+        buttons += f'<button data-panel="{place}" aria-pressed="{"false" if number else "true"}">{_e(label)}</button>'
+        panels += f'<div class="panel" id="{place}"{" hidden" if number else ""}>{body}</div>'
+    return f'<p class="switch">{buttons}</p>{panels}'
 
 
 def _fold(heading: str, body: str) -> str:

@@ -34,6 +34,12 @@ th[data-sort]{cursor:pointer}th[data-sort]:hover{color:var(--accent)}
 tbody th{font-weight:500}th:has(.dot){white-space:nowrap}
 tr.best th,tr.best td{font-weight:700;background:#f0f7fc}
 tr.other th,tr.other td{color:var(--soft)}
+td.top{font-weight:700}tr.head th,tr.head td:nth-child(5){font-weight:700}
+.newcomers td:nth-child(5){border-left:1px solid var(--line)}.newcomers td:last-child{border-left:1px solid var(--line)}
+.levels{margin-top:18px;table-layout:fixed;min-width:760px}.levels th:first-child{width:160px}
+.levels th,.levels td{padding:7px 5px}.scroll:has(.levels,.newcomers){max-height:none}
+.levels td{white-space:normal}.levels small{white-space:nowrap;font-weight:400}.levels td small{margin-left:.1em}
+.levels tbody th:has(.dot){white-space:normal;overflow-wrap:anywhere}
 td.worse{background:var(--badback);color:var(--bad);font-weight:600}
 td small{color:inherit;opacity:.75;margin-left:.35em}
 section>p.about b{color:var(--ink);display:block;font-size:1.02rem}
@@ -49,6 +55,10 @@ details{margin-top:14px}
 summary{cursor:pointer;color:var(--accent);font-weight:600;font-size:.93rem}
 details h3{font-size:.95rem;margin:16px 0 4px}
 select{font:inherit;padding:6px 10px;border:1px solid #c5ccd4;border-radius:8px;background:#fff;max-width:100%}
+.switch{display:inline-flex;margin:0 0 12px;border:1px solid #c5ccd4;border-radius:8px;overflow:hidden}
+.switch button{font:inherit;font-size:.9rem;padding:5px 14px;border:0;background:#fff;color:var(--soft);cursor:pointer}
+.switch button+button{border-left:1px solid #c5ccd4}
+.switch button[aria-pressed=true]{background:var(--accent);color:#fff;font-weight:600}
 .figure{width:100%}
 .figure[data-square]{max-width:740px;margin:0 auto}
 footer{color:var(--soft);font-size:.84rem;padding-bottom:40px}

@@ -1,0 +1,37 @@
+"""Panacea (graph-relational federated learning, ICLR 2024 submission 3052): a hypernetwork that knows who is related to
+whom, and is held to it by a graph generator."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ..hypernetworks import Generator, generator_loss
+from ..method import Tensor
+from .panacea_gn import PanaceaGN
+
+
+class Panacea(PanaceaGN):
+    """Panacea-GN with a generator that has to draw the graph again from what the encoder makes of it: an edge between u
+    and v with chance sigma(z^_u . z^_v). The server also descends on lambda_d L_d, its cross-entropy with the graph.
+
+    The paper contradicts itself on what z^ is: by default an MLP of its own, z^ = D(z).
+    """
+
+    training = frozenset()
+
+    generator: Annotated[
+        Generator, Field(description="z^: by an MLP of its own, z itself (identity), or by M's trunk (shared)")
+    ] = "own"
+    generator_weight: Annotated[float, Field(ge=0, description="lambda_d; 0 is panacea_gn")] = 0.1
+    balance: Annotated[
+        Literal["none", "grda"], Field(description="grda: edges and pairs without weigh the same in all")
+    ] = "none"
+
+    def generates(self) -> Generator | None:
+        return self.generator if self.generator_weight else None
+
+    def beside(self, logits: Tensor, graph: Tensor) -> Tensor:
+        """lambda_d L_d."""
+        return self.generator_weight * generator_loss(logits, graph, balanced=self.balance == "grda")

@@ -1,0 +1,64 @@
+"""Panacea-GN (graph-relational federated learning, ICLR 2024 submission 3052): Panacea without its graph generator."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ..hypernetworks import Generator, GraphHypernetwork, Normalisation
+from ..method import Local, Problem
+from ._hypernetwork import FORECASTS, Hypernetworked
+
+
+class PanaceaGN(Hypernetworked):
+    """A graph hypernetwork at the server writes each client's weights from who is related to whom, theta = M(E(h, A)).
+    Models: `generated` theta_i, and `personal`, theta_i after local training. Needs a graph.
+
+    E is a graph convolutional network over the embeddings h of all clients, M an MLP; h, E and M are trained on what
+    clients make of theta. E lets little through but the smoothest modes of the graph, which is what withstands liars
+    and serves newcomers: no residual connections, unless asked for (`skip`).
+    """
+
+    uses_graph = True
+    training = frozenset()
+
+    embedding: Annotated[int, Field(ge=1, description="length of a client's embedding")] = 100
+    layers: Annotated[int, Field(ge=1, description="graph convolutions")] = 3
+    normalisation: Annotated[
+        Normalisation, Field(description="symmetric: D^-1/2 (A + I) D^-1/2; mean: D^-1 (A + I)")
+    ] = "symmetric"
+    skip: Annotated[bool, Field(description="add a graph layer's input to its output, where both are as wide")] = False
+
+    def network(self, embedding: int, outputs: int) -> GraphHypernetwork:
+        return GraphHypernetwork(
+            embedding,
+            self.hidden,
+            self.layers,
+            outputs,
+            normalisation=self.normalisation,
+            skip=self.skip,
+            generator=self.generates(),
+        )
+
+    def generates(self) -> Generator | None:
+        """The kind of graph generator that is trained beside."""
+        return None
+
+    def length(self, clients: int) -> int:
+        return self.embedding
+
+    def check(self, problem: Problem, local: Local) -> None:
+        if problem.graph is None:
+            raise ValueError(
+                "Panacea needs to know who is related to whom, and this federation has no graph: use --graph inferred, "
+                "--graph groups where groups are known, or give the federation a graph (--graph FILE)."
+            )
+        super().check(problem, local)
+
+    @classmethod
+    def native(cls, data: str) -> dict[str, Any]:
+        """Found by measurement: the paper does not say."""
+        if data in FORECASTS:
+            return {"local": {"optimiser": "adam", "lr": 3e-3, "steps": 10, "batch_size": 32}}
+        return {"local": {"optimiser": "sgd", "lr": 5e-2, "momentum": 0.9, "steps": 10, "batch_size": 32}}

@@ -1,0 +1,63 @@
+"""pFedHN (Shamsian et al., ICML 2021): a hypernetwork writes each client's weights from an embedding of the client."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+from torch import nn
+
+from ..hypernetworks import MLPHypernetwork
+from ..method import Local, Problem
+from ..weights import Layout
+from ._hypernetwork import Hypernetworked
+
+
+class PFedHN(Hypernetworked):
+    """A hypernetwork at the server writes each client's weights, theta_i = h(v_i; phi), and trains both on what the
+    client makes of them. Models: `generated` theta_i, and `personal`, theta_i after local training.
+
+    With `personal_classifier` (pFedHN-PC) the last layer is not written: it stays with the client, who trains it.
+    """
+
+    training = frozenset()
+
+    embedding: Annotated[
+        Literal["auto"] | Annotated[int, Field(ge=1)], Field(description="length; auto: floor(1 + clients / 4)")
+    ] = "auto"
+    layers: Annotated[int, Field(ge=0, description="hidden layers behind the first")] = 3
+    personal_classifier: Annotated[bool, Field(description="leave the last layer to the client")] = False
+    scaled: Annotated[
+        bool, Field(description="start with weights as wide as the initial model's, tensor by tensor")
+    ] = False
+    server_weight_decay: Annotated[float, Field(ge=0)] = 1e-3
+    server_clip: Annotated[float, Field(ge=0, description="largest norm of the whole gradient; 0 is no limit")] = 50.0
+
+    def network(self, embedding: int, outputs: int) -> nn.Module:
+        return MLPHypernetwork(embedding, self.hidden, self.layers, outputs)
+
+    def length(self, clients: int) -> int:
+        return 1 + clients // 4 if self.embedding == "auto" else self.embedding
+
+    def written(self, layout: Layout) -> int:
+        head = layout.columns("head") if self.personal_classifier else None
+        return layout.parameters if head is None else int(head[0])
+
+    def check(self, problem: Problem, local: Local) -> None:
+        if self.written(problem.layout) == 0:
+            raise ValueError(
+                "The model has one layer, so with settings.personal_classifier = true the hypernetwork would have "
+                "nothing to write. Take a model with more layers, or set it to false."
+            )
+        super().check(problem, local)
+
+    def _smaller(self) -> list[str]:
+        own = "settings.personal_classifier = true, which leaves out the last layer"
+        return [*super()._smaller(), *([] if self.personal_classifier else [own])]
+
+    @classmethod
+    def native(cls, data: str) -> dict[str, Any]:
+        """As in the authors' code: far too slow where there are 150 rounds and not 5000 steps."""
+        local = {"optimiser": "sgd", "lr": 5e-3, "momentum": 0.9, "weight_decay": 5e-5, "clip": 50.0}
+        server = {"server_optimiser": "sgd", "server_lr": 1e-2, "server_weight_decay": 1e-3, "server_steps": 1}
+        return {"local": {**local, "batch_size": 64, "steps": 50}, "settings": server}

@@ -1,0 +1,77 @@
+"""pFedMe (Dinh et al., 2020): personal models on a leash, and a global one that follows them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import Field
+
+from ..collaboration import mix
+from ..method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+
+
+class PFedMe(Method):
+    """theta_i minimises f_i(theta) + (lambda / 2) ||theta - w_i||^2 by a few steps a mini-batch; w_i goes towards it.
+
+    Models: `personal` theta_i and `global` w. Steps are plain SGD with the rates given here: the local optimiser and
+    its learning rate are not used. BatchNorm's statistics are those of theta's passes, also in the w_i that is sent.
+    """
+
+    headline = "personal"
+    training = frozenset({"strength", "inner_steps", "iterations", "eta", "personal_lr", "decay"})
+
+    strength: Annotated[float, Field(gt=0, description="lambda: how short the leash is")] = 15.0
+    inner_steps: Annotated[int, Field(ge=1, description="K: theta's steps on a mini-batch")] = 5
+    iterations: Annotated[
+        int, Field(ge=0, description="R: mini-batches a round; 0: as many as local training has gradients for")
+    ] = 0
+    eta: Annotated[float, Field(gt=0, description="rate of w_i, which goes the share eta lambda of its way")] = 0.005
+    personal_lr: Annotated[float, Field(gt=0, description="rate of theta")] = 0.05
+    beta: Annotated[float, Field(gt=0, description="how far the server follows the clients' mean; may exceed 1")] = 1.0
+    decay: Annotated[float, Field(ge=0, description="of theta: not in the paper, 0.001 in its authors' code")] = 0.0
+    weighted: Annotated[bool, Field(description="the mean by samples, as in the authors' code")] = False
+
+    @classmethod
+    def native(cls, data: str) -> dict[str, Any]:
+        return {"local": {"batch_size": 20}, "settings": {"iterations": 20}}
+
+    def check(self, problem: Problem, local: Local) -> None:
+        if self.eta * self.strength >= 1:
+            raise ValueError(
+                f"pFedMe needs eta * strength < 1, or w_i overshoots theta_i: {self.eta:g} * {self.strength:g} is "
+                f"{self.eta * self.strength:g}. Take a smaller settings.eta or settings.strength."
+            )
+
+    def begin(self, problem: Problem, rng: Rng) -> Server:
+        return State({"w": problem.initial.clone()})
+
+    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
+        return State(personal=problem.initial.repeat(len(clients), 1))
+
+    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
+        return State({"w": server.w})
+
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+        d = cohort.layout.parameters
+        # Two tensors: in the authors' code theta is an alias that w_i overwrites before it is scored (trap T9).
+        w, theta = message.w.clone(), message.w.clone()
+        steps = [self.iterations or max(1, budget // self.inner_steps) for budget in cohort.step_counts()]
+        for batch in cohort.batches(round, steps=steps):
+            k = len(batch)
+            own, centre = theta[:k, :d], w[:k, :d]
+            for _ in range(self.inner_steps):
+                own -= self.personal_lr * (
+                    cohort.grad(theta, batch) + self.strength * (own - centre) + self.decay * own
+                )
+            centre -= self.eta * self.strength * (centre - own)
+        w[:, d:] = theta[:, d:]
+        return State(W=w), State(personal=theta)
+
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+        return {"personal": memory.personal, "global": message.w}
+
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+        n = problem.samples[clients].double() if self.weighted else clients.new_ones(len(clients)).double()
+        w, d = mix((n / n.sum())[None], upload.W)[0], problem.layout.parameters
+        w[:d].sub_(server.w[:d]).mul_(self.beta).add_(server.w[:d])  # buffers are averaged, whatever beta
+        return server.replace(w=w)
