@@ -22,9 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from safetensors.torch import load_file
 
 import fedkin
-from fedkin import summary
+from fedkin import api, references, summary
+from fedkin.cohort import evaluate
+from fedkin.collaboration import mix
 
 METHODS = [
     "panacea",
@@ -85,10 +89,11 @@ class Bench:
         cell: str,
         methods: Sequence[str],
         *,
-        references: Sequence[str] = (),
+        beside: Sequence[str] = (),
         seeds: int | None = None,
         **more: Any,
     ) -> None:
+        """`beside`: rows without federated learning."""
         if self.only not in cell:
             return
 
@@ -96,14 +101,13 @@ class Bench:
             print(f"{cell}: {method}, seed {seed}", file=sys.stderr)
             return fedkin.Listener()
 
-        given = {"references": list(references)} if references else {}
         results = fedkin.compare(
             {"rounds": self.rounds, "device": "cpu", **more},
             methods=methods,
             seeds=seeds or self.seeds,
             out=self.out / cell.replace(" ", "-"),
             listener=tell,
-            **given,
+            references=list(beside),
         )
         self.cells[cell] = measured(results)
 
@@ -112,58 +116,70 @@ class Bench:
 
 
 def tables(bench: Bench) -> None:
+    told = ["climatology", "least_squares", "pooled_least_squares", "persistence"]
     for budget in ("native", "equal"):
-        bench.compare(f"fl60 {budget}", METHODS, data={"name": "fl60"}, budget=budget, references=["pooled"])
-    told = ["climatology", "least_squares", "pooled_least_squares", "persistence", "pooled"]
-    for split in ("random", "chronological"):
-        for budget in ("native", "equal"):
+        bench.compare(f"fl60 {budget}", METHODS, data={"name": "fl60"}, budget=budget)
+        for split in ("random", "chronological"):
             data = {"name": "tpt48", "split": split}
-            bench.compare(f"tpt48 {split} {budget}", METHODS, data=data, budget=budget, references=told)
+            bench.compare(f"tpt48 {split} {budget}", METHODS, data=data, budget=budget, beside=told)
+    for split in ("random", "chronological"):  # a round of the pooled model is 48 clients' worth of steps
+        data = {"name": "tpt48", "split": split}
+        bench.compare(f"tpt48 {split} pooled", ["fedavg"], data=data, beside=["pooled"], rounds=30, seeds=3)
 
 
 def novel(bench: Bench) -> None:
     for name, data in DATA.items():
-        bench.compare(name, METHODS, data=data, budget="native", participation={"novel": 0.2})
+        bench.compare(name, METHODS, data=data, participation={"novel": 0.2})
 
 
 def attack(bench: Bench) -> None:
     """Labels drawn uniformly from all classes, once a run; and, as a control, attackers who send nothing."""
-    for ratio in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5):
+    for ratio in (0.4, 0.0, 0.1, 0.2, 0.3, 0.5):
         bench.compare(f"{ratio:.0%}", METHODS, **lies(ratio))
         for name, settings in ADAM.items():
-            bench.compare(f"{ratio:.0%} {name}", ["panacea", "panacea_gn"], settings=settings, **lies(ratio))
+            bench.compare(f"{ratio:.0%} {name}", BOTH, settings=settings, **lies(ratio))
+        if f"{ratio:.0%}" in bench.cells:
+            bench.cells[f"{ratio:.0%}"].append(averaged(bench.out / f"{ratio:.0%}"))
     for source in ("complete", "permuted", "empty"):
-        bench.compare(f"40% graph {source}", ["panacea", "panacea_gn"], graph={"source": source}, **lies(0.4))
+        bench.compare(f"40% graph {source}", BOTH, graph={"source": source}, **lies(0.4))
+    bench.compare("40% skip", BOTH, settings={"skip": True}, **lies(0.4))
     bench.compare("40% silent", METHODS, **lies(0.4, "silent"))
-    bench.compare("40% skip", ["panacea", "panacea_gn"], settings={"skip": True}, **lies(0.4))
+
+
+def averaged(folder: Path) -> dict[str, Any]:
+    """Separate, and at the end every model averaged with its neighbours' on the graph, once: no learning together."""
+    runs, scores = [fedkin.Run(path.parent) for path in sorted(folder.glob("separate-*/summary.json"))], []
+    for run in runs:
+        ready = api.assembled(run.resolved())
+        A = ready.federation.graph
+        rows = [load_file(run.model_file(name)) for name in ready.problem.names]
+        fields = [field.name for field in ready.problem.layout.fields]
+        W = torch.stack([torch.cat([row[name].flatten() for name in fields]) for row in rows])
+        G = A.double() + torch.eye(len(A), dtype=torch.float64)
+        found = evaluate(ready.execution, ready.test, mix(G / G.sum(1, keepdim=True), W), ready.problem.task.metric)
+        scores.append(dict(zip(ready.problem.names, found.tolist(), strict=True)))
+    last = mean([mean(list(each.values())) for each in scores])
+    return {"row": "separate, averaged over the graph", "headline": False, "last": last, **sides(runs, scores)}
 
 
 def graphs(bench: Bench) -> None:
     data = DATA | {f"digits {split}": {"name": "digits", "split": split} for split in ("practical", "relabelled")}
     for name, each in data.items():
-        rounds = {"rounds": 150}
         for source in ("given", "inferred", "permuted", "complete", "empty"):
-            bench.compare(
-                f"{name} {source}",
-                ["panacea", "panacea_gn"],
-                data=each,
-                budget="native",
-                graph={"source": source},
-                **rounds,
-            )
+            bench.compare(f"{name} {source}", BOTH, data=each, graph={"source": source}, seeds=3)
     for source in ("given", "inferred"):
-        bench.compare(f"fl60 40% {source}", ["panacea", "panacea_gn"], graph={"source": source}, **lies(0.4))
+        bench.compare(f"fl60 40% {source}", BOTH, graph={"source": source}, **lies(0.4))
 
 
 def sizes(bench: Bench) -> None:
-    both = ["panacea", "panacea_gn"]
     for clients in (30, 60, 120, 240, 480):
         data = {"name": "fl60", "clients": clients, "settings": {"variant": "generated"}}
-        bench.compare(f"FL-{clients}", both, data=data, budget="native")
-        bench.compare(f"FL-{clients} novel", both, data=data, budget="native", participation={"novel": 0.2})
-        bench.compare(f"FL-{clients} 40%", both, **(lies(0.4) | {"data": data}))
+        bench.compare(f"FL-{clients}", BOTH, data=data)
+        bench.compare(f"FL-{clients} novel", BOTH, data=data, participation={"novel": 0.2})
+        bench.compare(f"FL-{clients} 40%", BOTH, **(lies(0.4) | {"data": data}))
 
 
+BOTH = ["panacea", "panacea_gn"]
 DATA = {"fl60": {"name": "fl60"}, "tpt48 random": {"name": "tpt48", "split": "random"}}
 DATA |= {"tpt48 chronological": {"name": "tpt48", "split": "chronological"}}
 ADAM = {
@@ -175,7 +191,7 @@ STUDIES: dict[str, Callable[[Bench], None]] = {f.__name__: f for f in (tables, n
 
 def lies(ratio: float, kind: str = "random") -> dict[str, Any]:
     corruption = {"labels": 1.0, "clients": ratio, "kind": kind}
-    return {"data": {"name": "fl60"}, "budget": "native", "corruption": corruption}
+    return {"data": {"name": "fl60"}, "corruption": corruption}
 
 
 # ---- what they came to ----
@@ -210,13 +226,10 @@ def measured(results: fedkin.Results) -> Rows:
                 named.add(name)
                 runs = [r for r in results.runs if r.summary["method"] == run.summary["method"]]
                 rows.append({"row": name, "headline": False, **newcomers(runs, model)})
-    for reference in getattr(results, "references", list)():
-        rows.append({"row": reference.name, "headline": False, "reference": True, **told(reference)})
+    for found in references.rows(results.references()):
+        spread = {"std_clients": found.std_clients, "std_seeds": found.std_seeds}
+        rows.append({"row": found.name, "headline": False, "best": found.mean, "last": found.last, **spread})
     return rows
-
-
-def told(reference: Any) -> dict[str, Any]:
-    return {key: getattr(reference, key) for key in ("best", "std_clients", "std_seeds") if hasattr(reference, key)}
 
 
 def line(run: fedkin.Run, model: str) -> dict[str, float]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +184,9 @@ def test_a_model_that_is_all_classifier_leaves_nothing_to_write() -> None:
 
 def test_what_does_not_fit_is_told_what_would_make_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fedkin.machine.free_bytes", lambda device: 1000)
-    with pytest.raises(ConfigError, match=r"does not fit: to write 43 weights .* or settings\.personal_classifier = true"):
+    with pytest.raises(
+        ConfigError, match=r"does not fit: to write 43 weights .* or settings\.personal_classifier = true"
+    ):
         ready(toy(), method="pfedhn")
     with pytest.raises(ConfigError, match=r"settings\.hidden \(now 100\)\.$"):
         ready(toy(), method="pfedhn", settings={"personal_classifier": True})
@@ -194,8 +197,9 @@ def test_what_does_not_fit_is_told_what_would_make_it_smaller(monkeypatch: pytes
 
 def test_newcomers_get_what_is_written_for_their_own_for_a_mean_and_for_no_embedding(tmp_path: Path) -> None:
     """It looks at no graph, even where there is one: the mean is over all."""
-    groups = (0, 1, 0, 1, 0, 1)
-    run = simulate(tmp_path, toy(SIX, groups), method="pfedhn", settings=SMALL, participation={"novel": 0.34})
+    path = torch.diag(torch.ones(5), 1)
+    federation = replace(toy(SIX), graph=path + path.T)
+    run = simulate(tmp_path, federation, method="pfedhn", settings=SMALL, participation={"novel": 0.34})
     server, network = run.server, MLPHypernetwork(5, 16, 3, len(run.server.offset)).double()
     nn.utils.vector_to_parameters(server.psi[0], network.parameters())
     drawn = [

@@ -13,10 +13,12 @@ from .panacea_gn import PanaceaGN
 
 
 class Panacea(PanaceaGN):
-    """Panacea-GN with a generator that has to draw the graph again from what the encoder makes of it: an edge between u
-    and v with chance sigma(z^_u . z^_v). The server also descends on lambda_d L_d, its cross-entropy with the graph.
+    """A graph hypernetwork at the server writes each client's weights from who is related to whom, and a generator has
+    to draw the graph again from what the encoder made of it. Models: `generated` and `personal`. Needs a graph.
 
-    The paper contradicts itself on what z^ is: by default an MLP of its own, z^ = D(z).
+    Panacea-GN, theta = M(E(h, A)), with lambda_d L_d added to what the server descends on: the cross-entropy between
+    the graph and edges with chance sigma(z^_u . z^_v). The paper contradicts itself on what z^ is; by default it comes
+    from an MLP of its own, z^ = D(z).
     """
 
     training = frozenset()

@@ -14,8 +14,8 @@ from ._hypernetwork import Hypernetworked
 
 
 class PFedHN(Hypernetworked):
-    """A hypernetwork at the server writes each client's weights, theta_i = h(v_i; phi), and trains both on what the
-    client makes of them. Models: `generated` theta_i, and `personal`, theta_i after local training.
+    """A hypernetwork at the server writes each client's weights from an embedding of the client, theta_i = h(v_i; phi).
+    Models: `generated` theta_i, and `personal`, what local training makes of it; phi and v_i are trained towards that.
 
     With `personal_classifier` (pFedHN-PC) the last layer is not written: it stays with the client, who trains it.
     """

@@ -113,7 +113,9 @@ def picture(levels: Levels, panels: Sequence[Panel], moment: str) -> go.Figure:
         figure.update_yaxes(figures._score_axis(runs, ""), title=None, row=1, col=number)
         if _of_one(panels) and number != 2:  # said once, in the middle
             figure.update_xaxes(title=None, row=1, col=number)
-    figure.update_layout(figures._layout(480), hovermode="x unified", legend=figures._legend() | {"y": 1.09})
+    figure.update_layout(
+        figures._layout(480), hovermode="x unified", legend=figures._legend() | ({"y": 1.09} if titles else {})
+    )
     figure.update_annotations(font={"size": 14, "color": figures.INK})
     what = f"mean test {metric_name(runs[0].summary['metric'])}, {MOMENTS[moment]}"
     figure.update_yaxes(figures._score_axis(runs, what), row=1, col=1)
