@@ -22,6 +22,7 @@ from typing import Any
 
 import fedkin
 from fedkin import api, references, summary
+from fedkin.machine import chosen_device, device_name
 
 METHODS = [
     "panacea",
@@ -67,15 +68,16 @@ def main() -> None:
     wanted = [(cell, method) for cell in options.cells.split(",") for method in [*options.methods.split(","), "rows"]]
     with ThreadPoolExecutor(options.jobs) as pool:
         list(pool.map(lambda each: child(*each), wanted))
+    before = json.loads(options.results.read_text(encoding="utf-8"))["cells"] if options.results.exists() else {}
     record = {
         "command": " ".join(["python", "benchmarks/traffic.py", *sys.argv[1:]]),
-        "machine": f"{os.cpu_count()} cores, {platform.machine()}",
+        "machine": f"{os.cpu_count()} cores, {platform.machine()}, {device_name(chosen_device('auto'))}",
         "versions": summary.versions(),
         "commit": options.commit or summary.commit(),
         "rounds": options.rounds,
         "clients": options.clients or 207,
         "test_stride": options.test_stride,
-        "cells": {cell: measured(options.out / place(cell)) for cell in options.cells.split(",")},
+        "cells": before | {cell: measured(options.out / place(cell)) for cell in options.cells.split(",")},
     }
     options.results.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     for cell, rows in record["cells"].items():
