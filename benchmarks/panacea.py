@@ -179,7 +179,7 @@ def sizes(bench: Bench) -> None:
     """The larger ones are for a GPU: --only FL-480 --device cuda."""
     for clients in (30, 60, 120, 240, 480):
         data = {"name": "fl60", "clients": clients, "settings": {"variant": "generated"}}
-        bench.compare(f"FL-{clients}", BOTH, data=data)
+        bench.compare(f"FL-{clients} clean", BOTH, data=data)
         bench.compare(f"FL-{clients} novel", BOTH, data=data, participation={"novel": 0.2})
         bench.compare(f"FL-{clients} 40%", BOTH, **(lies(0.4) | {"data": data}))
 

@@ -122,6 +122,22 @@ def assemble(
     held = [c.validation or (c.train[0][:0], c.train[1][:0]) for c in everyone.clients]
     tests = [(_cast(c.test[0], dtype), _cast(c.test[1], dtype)) for c in everyone.clients]
     train = Samples.of(parts, device)
+    problem = Problem(
+        task=task,
+        layout=layout,
+        names=everyone.names,
+        samples=torch.tensor(train.counts, device=device),
+        initial=layout.row(module, dtype).to(device),
+        rounds=config.rounds,
+        known=len(known),
+        fresh=fresh,
+        groups=None if everyone.groups is None else everyone.groups.to(device),
+        graph=None if everyone.graph is None else everyone.graph.to(device, dtype),
+    )
+    try:  # before anything is tried with the model: what does not fit is to be told, not killed
+        method.check(problem, config.local)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
     first = parts[0][0][:4].to(device), parts[0][1][:4].to(device)
     choice: Choice = choose(module, layout, task.loss, *first, wanted=config.execution)
     warnings = _worth_knowing(config, method, everyone)
@@ -146,22 +162,6 @@ def assemble(
         random_layers=choice.random_layers,
         augmentation=_augmentation(everyone) if config.data.augment else None,
     )
-    problem = Problem(
-        task=task,
-        layout=layout,
-        names=everyone.names,
-        samples=torch.tensor(cohort.samples, device=device),
-        initial=layout.row(module, dtype).to(device),
-        rounds=config.rounds,
-        known=len(known),
-        fresh=fresh,
-        groups=None if everyone.groups is None else everyone.groups.to(device),
-        graph=None if everyone.graph is None else everyone.graph.to(device, dtype),
-    )
-    try:
-        method.check(problem, config.local)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
     test = Samples.of(tests, device)
     execution, reason = choice.execution, choice.reason
     return Assembly(config, method, everyone, problem, cohort, test, execution, device, reason, tuple(warnings))
