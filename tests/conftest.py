@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
+os.environ["COLUMNS"] = "120"  # as elsewhere without a terminal; workers that share the tests have 80
 torch.set_num_threads(1)  # products this small wait longer for a second core than they gain from it
 
 

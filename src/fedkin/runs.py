@@ -17,7 +17,6 @@ import hashlib
 import io
 import json
 import os
-import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -32,6 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from . import arrays
 from .config import Config, read_toml, resolve, to_toml
 from .errors import FedkinError
 from .estimates import Estimate
@@ -329,9 +329,8 @@ class Run:
         if not path.exists():
             return None
         try:
-            with np.load(path, allow_pickle=False) as file:
-                return file["graph"]  # type: ignore[no-any-return]
-        except (ValueError, KeyError, EOFError, OSError, zipfile.BadZipFile) as error:
+            return arrays.read(path)["graph"]
+        except (OSError, ValueError, KeyError) as error:
             raise RunError(f"{path} is damaged ({error}); remove it, and a run that goes on makes it again.") from None
 
     @property

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import zipfile
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,7 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from . import models, preprocessing, reading
+from . import arrays, models, preprocessing, reading
 from .config import Model
 from .errors import FedkinError
 from .execution import Mixture
@@ -373,20 +371,15 @@ def _loaded(path: Path) -> NDArray[Any]:
             f"This model was trained on arrays, so its rows are read from a .npy or a .npz, not from {path}."
         )
     try:
-        found = np.load(path, allow_pickle=False)
-        if isinstance(found, np.ndarray):
-            return found
-        with found:
-            if "x" not in found.files:
-                have = ", ".join(found.files) or "none"
-                raise SavedError(
-                    f"{path} has no array named x, which holds the rows to predict; its arrays are {have}."
-                )
-            return np.asarray(found["x"])
-    except SavedError:
-        raise
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        found = arrays.read(path)
+    except (OSError, ValueError) as error:
         raise SavedError(f"{path} cannot be read as an array of numbers ({error}).") from None
+    if list(found) == [""]:
+        return found[""]
+    if "x" not in found:
+        have = ", ".join(found) or "none"
+        raise SavedError(f"{path} has no array named x, which holds the rows to predict; its arrays are {have}.")
+    return found["x"]
 
 
 def _array(rows: Any, shape: tuple[int, ...]) -> Tensor:

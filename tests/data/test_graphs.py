@@ -224,7 +224,7 @@ def no_number(value: float) -> np.ndarray:
         (MATRIX.astype(complex), "complex"),
         (MATRIX.astype(str), "is not a graph"),
         (MATRIX.astype(object), "is not a graph"),
-        (object(), "A object of this kind is not a graph"),
+        (object(), "This object is not a graph"),
         (7, r"shape \(\)"),
         ([[0, 1], [1]], "is not a graph"),
         ([("north", "nroth")], "Edge 0.*'nroth' in the graph is no client. Did you mean 'north'"),

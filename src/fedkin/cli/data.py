@@ -65,7 +65,8 @@ def check(names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]…",
         out.print(f"There are no data files in {files.folder()}.", highlight=False, soft_wrap=True)
     wrong = [name for name in dict.fromkeys(chosen) if not _check(name, complete=names is not None)]
     if wrong:
-        err.print(f"Not in order: {', '.join(wrong)}. `fedkin data fetch {' '.join(wrong)}` mends that.", style="red")
+        mend = f"`fedkin data fetch {' '.join(wrong)}` mends that, or says what to bring."
+        err.print(f"Not in order: {', '.join(wrong)}. {mend}", style="red")
         raise typer.Exit(2)
 
 

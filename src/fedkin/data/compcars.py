@@ -23,8 +23,7 @@ from torch import Tensor
 from ..federation import Client, Federation, FederationError, test_part
 from ..preprocessing import Pixels
 from ..task import Task
-from . import roads
-from .files import DataError, need
+from .files import DataError, arrays, need
 
 TYPES = ("MPV", "SUV", "sedan", "hatchback")
 """In the original's order, from 1 on."""
@@ -95,7 +94,7 @@ def graph(kind: str) -> Tensor:
 
 
 def _features(path: Path) -> Samples:
-    found = roads.arrays(path)
+    found = arrays(path)
     lacking = [name for name in ("x", "type", "viewpoint", "year") if name not in found]
     if lacking:
         raise DataError(f"{path} has no array `{lacking[0]}`; its arrays are {', '.join(found) or 'none'}.")

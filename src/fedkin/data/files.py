@@ -11,7 +11,11 @@ import hashlib
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
+from numpy.typing import NDArray
+
+from ..arrays import read
 from ..errors import FedkinError
 from . import catalogue
 from .catalogue import DataSet, File, Form
@@ -64,6 +68,14 @@ def need(name: str, verify: bool = True) -> dict[str, Path]:
         if not faults[form]:
             return {file.name: where / file.name for file in form.files}
     raise DataError(_complaint(name, faults[begun(name)], where))
+
+
+def arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """The arrays of a data set's .npz file."""
+    try:
+        return read(path)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read as arrays ({error}).") from None
 
 
 def begun(name: str) -> Form:

@@ -16,7 +16,6 @@ nothing is right about more than Phi(1/2) = 69 % of the points: these are not th
 from __future__ import annotations
 
 import math
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -26,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field
 
-from .. import streams
+from .. import arrays, streams
 from ..federation import Client, Federation, test_part
 from ..preprocessing import Scaled, Statistics
 from ..task import Task
@@ -34,6 +33,7 @@ from .files import DataError, need
 
 DOMAINS, POINTS = 60, 100
 TEST_SHARE = 0.2
+LOOK = "`fedkin data check fl60` looks at it"
 SPLITS = ("natural",)
 DEFAULTS: dict[str, Any] = {
     "rounds": 150,
@@ -112,8 +112,8 @@ def federate(
 def read(path: Path) -> Domains:
     """The released file, in the form without pickles."""
     try:
-        with np.load(path, allow_pickle=False) as file:
-            data, label, domain, graph, angle = (file[k] for k in ("data", "label", "domain", "adjacency", "angle"))
+        found = arrays.read(path)
+        data, label, domain, graph, angle = (found[k] for k in ("data", "label", "domain", "adjacency", "angle"))
         if sorted(domain.tolist()) != [i for i in range(DOMAINS) for _ in range(POINTS)]:
             raise ValueError(f"not {POINTS} points in each of {DOMAINS} domains")
         order = np.argsort(domain, kind="stable")
@@ -123,8 +123,10 @@ def read(path: Path) -> Domains:
             angle.reshape(DOMAINS).astype(np.float64),
             graph.reshape(DOMAINS, DOMAINS).astype(np.float64),
         )
-    except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise DataError(f"{path} is not the file of fl60 ({error}); `fedkin data check fl60` looks at it.") from None
+    except KeyError as error:
+        raise DataError(f"{path} is not the file of fl60 (it has no array {error}); {LOOK}.") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is not the file of fl60 ({error}); {LOOK}.") from None
 
 
 def generate(count: int, points: int, seed: int, *, printed: bool = False) -> Domains:

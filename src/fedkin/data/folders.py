@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from zipfile import BadZipFile
 
-import numpy as np
 from numpy.typing import NDArray
 
+from ..arrays import read
 from ..reading import SUFFIXES, TableError
 
 NAMES = ("x", "y", "x_test", "y_test")
@@ -95,7 +94,6 @@ def arrays(entry: Entry) -> list[NDArray[Any]]:
 def _loaded(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays in a file, never with objects in them; a single one has no name."""
     try:
-        loaded = np.load(path, allow_pickle=False)
-        return {name: loaded[name] for name in loaded.files} if path.suffix.lower() == ".npz" else {"": loaded}
-    except (OSError, ValueError, EOFError, BadZipFile, AttributeError) as error:
+        return read(path)
+    except (OSError, ValueError) as error:
         raise TableError(f"{path} cannot be read as plain arrays ({error}).") from None

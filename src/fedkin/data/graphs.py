@@ -6,10 +6,8 @@ rows stand in the order of the names that are asked for, whatever order it was g
 
 from __future__ import annotations
 
-import io
 import math
 import re
-import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NoReturn
@@ -20,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import reading, streams
+from .. import arrays, reading, streams
 from ..errors import FedkinError
 
 SUFFIXES = (".csv", ".tsv", ".npy", ".npz", ".graphml")
@@ -246,15 +244,14 @@ def _text_matrix(path: Path, header: list[str], rows: list[tuple[int, list[str]]
 def _arrays(path: Path, names: Sequence[str]) -> Given:
     """One array; or, of several, `graph`, and perhaps `names`."""
     try:
-        loaded = np.load(io.BytesIO(path.read_bytes()), allow_pickle=False)
-        arrays = {"graph": loaded} if isinstance(loaded, np.ndarray) else {key: loaded[key] for key in loaded.files}
-    except (ValueError, EOFError, KeyError, zipfile.BadZipFile, zipfile.LargeZipFile, NotImplementedError) as error:
+        found = arrays.read(path)
+    except ValueError as error:
         _refuse_damaged(path, error)
-    labels = arrays.pop("names", None)
-    if "graph" not in arrays and len(arrays) != 1:
-        held = ", ".join(arrays) or "none"
+    labels = found.pop("names", None)
+    if "graph" not in found and len(found) != 1:
+        held = ", ".join(found) or "none"
         raise GraphError(f"{path.name} should hold an array `graph`, and perhaps `names`; its arrays are: {held}.")
-    matrix = arrays.get("graph", next(iter(arrays.values())))
+    matrix = found.get("graph", next(iter(found.values())))
     if labels is None:
         return _without_names(path, matrix, names)
     if labels.ndim != 1:
@@ -434,7 +431,7 @@ def _numbers(matrix: Any) -> Tensor:
         found = matrix.detach().cpu() if isinstance(matrix, Tensor) else torch.as_tensor(_array(matrix))
     except (TypeError, ValueError):
         raise GraphError(
-            f"A {type(matrix).__name__} of this kind is not a graph. Give a matrix of numbers, a list of edges "
+            f"This {type(matrix).__name__} is not a graph. Give a matrix of numbers, a list of edges "
             "(client, client, weight), {client: {client: weight}}, a networkx graph, or the path of a file."
         ) from None
     if found.is_complex():
@@ -489,8 +486,6 @@ def _weight(value: Any, place: str) -> float:
 
 def _refuse_damaged(path: Path, error: Exception) -> NoReturn:
     why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    if "pickle" in why:
-        why = "it holds Python objects, not numbers"
     raise GraphError(f"{path.name} is not a whole {path.suffix.lower()} file of a graph ({why}).") from None
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import importlib
-import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..reading import number
 from . import pickles
-from .files import DataError
+from .files import DataError, arrays
 
 STEP_MINUTES = 5
 CUT_OFF = 0.1
@@ -68,15 +67,6 @@ def read(name: str, speeds: Path, graph: Path, start: str) -> Roads:
     speed = _speed(found, speeds, len(sensors))
     time_of_day, notes = _time_of_day(found, speeds, len(speed), start)
     return Roads(name, sensors, speed, time_of_day, symmetric(_graph(graph, sensors)), notes)
-
-
-def arrays(path: Path) -> dict[str, NDArray[Any]]:
-    """The arrays of an .npz file; nothing in it is run."""
-    try:
-        with np.load(path, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
-        raise DataError(f"{path} cannot be read as arrays ({str(error).splitlines()[0]}).") from None
 
 
 def symmetric(adjacency: NDArray[Any]) -> NDArray[np.float32]:

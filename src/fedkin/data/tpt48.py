@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ..federation import Client, Federation, FederationError, Pair, Seasons, test_part
 from ..preprocessing import Scaled
+from ..reading import number
 from ..task import Task
 from . import windows
 from .files import DataError, need
@@ -110,15 +111,15 @@ def read_temperatures(path: Path) -> tuple[list[str], NDArray[np.float64]]:
     """The states, and (144, 48) degrees Fahrenheit."""
     head, *rows = _cells(path)
     months = [[str(2008 + i // YEAR), str(1 + i % YEAR)] for i in range(MONTHS)]
-    if len(head) != 2 + STATES or [row[:2] for row in rows] != months:
+    if not len(head) == len(set(head)) == 2 + STATES or [row[:2] for row in rows] != months:
         raise DataError(f"{path} is not a table of {STATES} states and the {MONTHS} months of 2008 to 2019.")
-    try:
-        found = np.array([row[2:] for row in rows], dtype=np.float64)
-        if found.shape != (MONTHS, STATES) or not np.isfinite(found).all():
-            raise ValueError("a temperature is missing")
-    except ValueError as error:
-        raise DataError(f"{path} has a cell that is no temperature, or a row of another length ({error}).") from None
-    return head[2:], found
+    for line, row in enumerate(rows, 2):
+        if len(row) != len(head):
+            raise DataError(f"{path}, line {line} has {len(row)} cells, but the first line has {len(head)}.")
+        for state, cell in zip(head[2:], row[2:], strict=True):
+            if number(cell) is None:
+                raise DataError(f"{path}, line {line}: {cell!r} in column {state!r} is no temperature.")
+    return head[2:], np.array([row[2:] for row in rows], dtype=np.float64)
 
 
 def read_borders(path: Path, states: list[str]) -> Tensor:
