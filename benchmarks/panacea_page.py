@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from panacea import METHODS
+
 HERE = Path(__file__).parent
 PAGE = HERE.parent / "docs" / "panacea.md"
 PICTURE = PAGE.parent / "images" / "panacea-attack.png"
@@ -26,18 +28,6 @@ PAPER = {
     "panacea:generated": ("100.0 ± 0.0", "2.6 ± 0.7", "1.0 ± 0.2", "100.0 ± 0.0", "2.8 ± 0.9"),
 }
 FL, TPT, METR, FL_NEW, TPT_NEW = range(5)
-METHODS = [
-    "panacea",
-    "panacea_gn",
-    "pfedhn",
-    "fedavg",
-    "perfedavg",
-    "pfedme",
-    "sfl",
-    "fedamp",
-    "heurfedamp",
-    "separate",
-]
 RATIOS = ("0%", "10%", "20%", "30%", "40%", "50%")
 
 

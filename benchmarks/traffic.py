@@ -20,22 +20,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from panacea import METHODS
+
 import fedkin
 from fedkin import api, references, summary
 from fedkin.machine import chosen_device, device_name
 
-METHODS = [
-    "panacea",
-    "panacea_gn",
-    "pfedhn",
-    "fedavg",
-    "perfedavg",
-    "pfedme",
-    "sfl",
-    "fedamp",
-    "heurfedamp",
-    "separate",
-]
 CELLS: dict[str, dict[str, Any]] = {
     f"{name}{' unmasked' * (not masked)}": {
         "data": {"split": split, "settings": {"masked": masked, "teacher_forcing": told}},

@@ -179,9 +179,10 @@ def reopened(ready: Assembly, path: Path, listener: Listener | None = None) -> t
     """What was prepared, in its own unfinished folder, and where it goes on from."""
     writer = Writer(path)
     checkpoint = Checkpoint.load(writer.checkpoint, ready.config) if writer.checkpoint.exists() else None
+    ready = _with_its_graph(ready, writer, listener)  # first, as a run whose graph is damaged stays as it is
     writer.cut_back(checkpoint.round if checkpoint else 0)
     _announce(ready, listener)
-    return Simulation(_with_its_graph(ready, writer, listener), writer, listener), checkpoint
+    return Simulation(ready, writer, listener), checkpoint
 
 
 def _with_its_graph(ready: Assembly, writer: Writer, listener: Listener | None) -> Assembly:

@@ -12,7 +12,9 @@ import sys
 import tarfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -393,6 +395,362 @@ own(
 own("a method that uploads for one client only", "--method mine:Short", "train (upload)", "20 clients")
 
 
+# ---- graphs ----
+
+FOUR = ("silo-00", "silo-01", "silo-02", "silo-03")
+RELATED = "run --method panacea --split iid --clients 4 --rounds 1 --graph"
+RING = "a,b,weight\nsilo-00,silo-01,1\nsilo-01,silo-02,0.5\nsilo-02,silo-03,2\n"
+RUBBISH = bytes(range(256)) * 3
+
+
+def arrays(**values: Any) -> bytes:
+    """An .npz file."""
+    content = io.BytesIO()
+    np.savez(content, **values)
+    return content.getvalue()
+
+
+def array(values: np.ndarray) -> bytes:
+    """An .npy file."""
+    content = io.BytesIO()
+    np.save(content, values)
+    return content.getvalue()
+
+
+def graphml(nodes: tuple[str, ...] = FOUR, head: str = "") -> str:
+    names = "".join(f'<node id="{node}"/>' for node in nodes)
+    edges = f'<edge source="{nodes[0]}" target="{nodes[1]}"/>'
+    return (
+        f'<?xml version="1.0"?>{head}<graphml xmlns="http://graphml.graphdrawing.org/xmlns">'
+        f'<graph edgedefault="undirected">{names}{edges}</graph></graphml>'
+    )
+
+
+def graph(name: str, file: str, content: str | bytes, *said: str) -> None:
+    case(name, f"{RELATED} {file}", file, *said, prepare=csv(content, file))
+
+
+case("no such graph file", f"{RELATED} g.csv", "There is no file", "g.csv")
+case("a graph that is a folder", f"{RELATED} g.csv", "is a folder", prepare=lambda folder: (folder / "g.csv").mkdir())
+case(
+    "a graph of another kind of file", f"{RELATED} g.xlsx", "g.xlsx", ".csv", ".graphml", prepare=csv(RUBBISH, "g.xlsx")
+)
+case("a graph that there is not", f"{RELATED} nonsense", "'nonsense'", "inferred", ".graphml")
+case("a graph with a typing error", f"{RELATED} infered", "Did you mean 'inferred'?")
+graph("an empty graph file", "g.csv", "", "empty")
+graph("edges of an unknown client", "g.csv", RING + "silo-03,silo-4,1\n", "line 5", "'silo-4'", "'silo-0")
+graph("an edge of negative weight", "g.csv", RING.replace("0.5", "-0.5"), "line 3", "'-0.5'")
+graph("an edge whose weight is a word", "g.csv", RING.replace("0.5", "strong"), "line 3", "'strong'")
+graph("an edge of infinite weight", "g.csv", RING.replace("0.5", "inf"), "line 3", "'inf'")
+graph("an edge twice with other weights", "g.csv", RING + "silo-00,silo-01,3\n", "line 5", "second time")
+graph("edges with a cell too many", "g.csv", RING + "silo-00,silo-02,1,9\n", "line 5", "4 cells")
+graph("edges of one column", "g.csv", "a\nsilo-00\n", "one column")
+graph("a matrix whose names differ", "g.csv", "x,silo-00,silo-01,silo-02\nsilo-00,0,1,1\nsilo-01,1,0,1\n", "matrix")
+graph("a text of rubbish", "g.csv", RUBBISH, "UTF-8")
+graph("a matrix that is not square", "g.npy", array(np.ones((4, 3))), "(4, 4)", "(4, 3)", "silo-00")
+graph("a matrix of another size", "g.npy", array(np.ones((5, 5))), "4 clients", "(5, 5)")
+graph("a matrix of words", "g.npy", array(np.full((4, 4), "a")), "number")
+graph("a matrix with NaN", "g.npy", array(np.full((4, 4), np.nan)), "nan", "silo-00")
+graph("a matrix of Python objects", "g.npy", array(np.full((4, 4), None)), "Python objects")
+graph("an array of rubbish", "g.npy", RUBBISH, "does not begin")
+graph("arrays of rubbish", "g.npz", RUBBISH, "does not begin")
+graph("a truncated file of arrays", "g.npz", arrays(graph=np.ones((4, 4)), names=np.array(FOUR))[:-150])
+graph("a matrix with a stranger", "g.npz", arrays(graph=np.ones((4, 4)), names=np.array([*FOUR[:3], "b"])), "'b'")
+graph("a matrix that lacks clients", "g.npz", arrays(graph=np.ones((3, 3)), names=np.array(FOUR[:3])), "silo-03")
+graph("GraphML of rubbish", "g.graphml", RUBBISH, "line 1")
+graph("truncated GraphML", "g.graphml", graphml()[:-30], "line 1")
+graph("GraphML with a document type", "g.graphml", graphml(head='<!DOCTYPE a [<!ENTITY x "lol">]>'), "DOCTYPE")
+graph("GraphML of other clients", "g.graphml", graphml(("a", "b")), "'a'", "silo-0")
+for method in ("panacea", "sfl"):
+    case(
+        f"{method} without a graph",
+        RELATED.replace("panacea", method) + " given",
+        "graph",
+        "--graph inferred",
+        "--graph groups",
+    )
+case("panacea told to do without a graph", f"{RELATED} none", "no graph", "--graph inferred")
+case("a graph by groups that are not known", f"{RELATED} groups", "'groups'", "not known")
+case("a permuted graph where there is none", f"{RELATED} permuted", "'permuted'", "none")
+case("a chance above one", f"{RELATED} groups --graph.inside 1.5", "graph.inside = 1.5")
+case("a graph inferred by another method", f"{RELATED} inferred --graph.infer_by scaffold", "infer_by", "fedamp")
+case("a graph of no neighbours at all", f"{RELATED} inferred --graph.top 0", "graph.top = 0")
+
+
+# ---- methods ----
+
+DOMAINS = "run --data fl60 --clients 4 --rounds 1"
+case(
+    "a hypernetwork that does not fit",
+    f"{DOMAINS} --method panacea --model mlp model.settings.hidden=[2000,2000] --settings.hidden 20000",
+    "The hypernetwork does not fit",
+    "GiB are free",
+    "a smaller model",
+)
+case(
+    "a hypernetwork that has nothing to write",
+    f"{DOMAINS} --method pfedhn --model logistic --personal_classifier true",
+    "one layer",
+    "personal_classifier",
+)
+case("an unknown generator", f"{DOMAINS} --method panacea --generator none", "generator", "'identity'")
+case("no graph layer", f"{DOMAINS} --method panacea_gn --layers 0", "settings.layers = 0")
+case("a hypernetwork without width", f"{DOMAINS} --method pfedhn --settings.hidden 0", "settings.hidden = 0")
+case("a leash that overshoots", f"{DOMAINS} --method pfedme --eta 0.5 --strength 15", "0.5 * 15", "7.5", "settings.eta")
+case("an unknown Hessian", f"{DOMAINS} --method perfedavg --hessian none", "hessian", "'exact'")
+case("a rate below zero", f"{DOMAINS} --method perfedavg --settings.alpha -1", "settings.alpha = -1")
+case("a difference of length zero", f"{DOMAINS} --method perfedavg --settings.delta 0", "settings.delta = 0")
+case("half a step over the graph", f"{DOMAINS} --method sfl --power 0.5", "settings.power = 0.5")
+case("an unknown regulariser", f"{DOMAINS} --method sfl --regulariser cubic", "regulariser", "'squared'")
+case("newcomers that are nobody", f"{DOMAINS} --method panacea --novel 0.1", "participation.novel = 0.1", "nobody")
+
+
+# ---- data sets that bring their clients ----
+
+
+def brought(directory: str, make: Callable[[], dict[str, bytes]]) -> Callable[..., Callable[[Folder], None]]:
+    """Small files as a data set has them, with one thing wrong."""
+
+    def damaged(change: Callable[[dict[str, bytes]], object] = lambda parts: None) -> Callable[[Folder], None]:
+        def prepare(folder: Folder) -> None:
+            place = folder / "data" / directory
+            place.mkdir(parents=True)
+            parts = make()
+            change(parts)
+            for name, content in parts.items():
+                (place / name).write_bytes(content)
+
+        return prepare
+
+    return damaged
+
+
+def replaced(name: str, old: str, new: str) -> Callable[[dict[str, bytes]], None]:
+    """One text for another, once."""
+
+    def change(parts: dict[str, bytes]) -> None:
+        assert old.encode() in parts[name]
+        parts[name] = parts[name].replace(old.encode(), new.encode(), 1)
+
+    return change
+
+
+def cut(name: str, size: int) -> Callable[[dict[str, bytes]], None]:
+    return lambda parts: parts.update({name: parts[name][:-size]})
+
+
+def dg60(**changes: Any) -> bytes:
+    made = {"data": np.random.default_rng(0).normal(size=(6000, 2)), "label": np.tile([0, 1], 3000)}
+    made |= {"domain": np.repeat(np.arange(60), 100), "adjacency": np.zeros((60, 60)), "angle": np.zeros(60)}
+    return arrays(**{name: values for name, values in (made | changes).items() if values is not None})
+
+
+def tpt48() -> dict[str, bytes]:
+    names = [f"S{i}" for i in range(48)]
+    rows = [["year", "month", *names]]
+    rows += [[str(2008 + i // 12), str(1 + i % 12), *(f"{50 + i % 12}.{s}" for s in range(48))] for i in range(144)]
+    borders = "state_a,state_b\n" + "".join(f"{a},{b}\n" for a, b in pairwise(names))
+    return {
+        "tpt48_2008_2019.csv": "".join(",".join(row) + "\n" for row in rows).encode(),
+        "state_adjacency.csv": borders.encode(),
+    }
+
+
+def metr_la(**changes: Any) -> dict[str, bytes]:
+    ids = np.array(["7001", "7002", "7003"])
+    speed = np.full((130, 3), 60.0)
+    return {
+        "metr-la.npz": arrays(**{"speed": speed, "sensor_ids": ids, **changes}),
+        "adjacency.npz": arrays(adjacency=np.ones((3, 3)), sensor_ids=ids),
+        "sensor_locations.csv": b"",
+    }
+
+
+domains = brought("dg", lambda: {"dg60.npz": dg60()})
+states, sensors = brought("tpt48", tpt48), brought("metr-la", metr_la)
+FL60, TPT48, METR = (f"run --data {name} --rounds 1 --data.verify false" for name in ("fl60", "tpt48", "metr_la"))
+TEMPERATURES, BORDERS, SPEEDS = "tpt48_2008_2019.csv", "state_adjacency.csv", "metr-la.npz"
+
+case("no file of domains", "run --data fl60", "dg60.npz is missing", "variant = 'generated'", "FEDKIN_DATA")
+case(
+    "a truncated file of domains",
+    "run --data fl60",
+    "dg60.npz",
+    "of 95,298 bytes",
+    prepare=domains(put("dg60.npz", dg60()[:9000])),
+)
+case("a truncated file of domains, unverified", FL60, "dg60.npz is not the file", prepare=domains(cut("dg60.npz", 90)))
+case("a file of domains that is rubbish", FL60, "dg60.npz is not the file", prepare=domains(put("dg60.npz", RUBBISH)))
+case("a file of domains without angles", FL60, "no array 'angle'", prepare=domains(put("dg60.npz", dg60(angle=None))))
+case("a file of fewer domains", FL60, "60 domains", prepare=domains(put("dg60.npz", dg60(domain=np.zeros(6000)))))
+case(
+    "a domain with NaN",
+    FL60,
+    "'domain-00'",
+    "NaN",
+    prepare=domains(put("dg60.npz", dg60(data=np.full((6000, 2), np.nan)))),
+)
+case(
+    "a domain with a third label",
+    FL60,
+    "'domain-00'",
+    "2",
+    prepare=domains(put("dg60.npz", dg60(label=np.full(6000, 2)))),
+)
+case(
+    "a graph of domains with negative weights",
+    f"{FL60} --method sfl",
+    "'domain-00'",
+    "-1",
+    prepare=domains(put("dg60.npz", dg60(adjacency=-np.ones((60, 60))))),
+)
+case("no domain at all", "run --data fl60 --clients 0", "data.clients = 0")
+case("domains fewer than none", "run --data fl60 --clients -3", "data.clients = -3")
+case("an unknown setting of domains", "run --data fl60 data.settings.pionts=50", "data.settings.points")
+case("an unknown variant of domains", "run --data fl60 data.settings.variant=relased", "variant", "'released'")
+case("an odd number of points", "run --data fl60 data.settings.points=51", "data.settings.points = 51", "multiple of 2")
+case("domains with a split of others", "run --data fl60 --split practical", "fl60", "'natural'", "'practical'")
+case("domains in time", "run --data fl60 --split chronological", "fl60", "'natural'", "'chronological'")
+case("settings of data that has none", "run --data digits data.settings.points=50", "data.settings.points")
+case("a pool of samples in time", "run --data digits --split chronological", "'chronological'", "series in time")
+
+case("no tables of states", "run --data tpt48", TEMPERATURES, BORDERS, "missing", "mirror")
+case(
+    "a temperature that is missing",
+    TPT48,
+    TEMPERATURES,
+    "line 3",
+    "'S7'",
+    prepare=states(replaced(TEMPERATURES, ",51.7,", ",,")),
+)
+case(
+    "a temperature that is no number",
+    TPT48,
+    "line 3",
+    "'nan'",
+    prepare=states(replaced(TEMPERATURES, ",51.7,", ",nan,")),
+)
+case("a temperature in words", TPT48, "line 3", "'warm'", prepare=states(replaced(TEMPERATURES, ",51.7,", ",warm,")))
+case("a state without a column", TPT48, TEMPERATURES, "48 states", prepare=states(replaced(TEMPERATURES, ",S47", "")))
+case("a state twice", TPT48, TEMPERATURES, "48 states", prepare=states(replaced(TEMPERATURES, ",S47", ",S46")))
+case("a month that is missing", TPT48, "144 months", prepare=states(replaced(TEMPERATURES, "2009,4,", "2009,5,")))
+case("a row of another length", TPT48, "line 3 has 49 cells", prepare=states(replaced(TEMPERATURES, ",51.7,", ",")))
+case("an empty table of states", TPT48, TEMPERATURES, "empty", prepare=states(put(TEMPERATURES, b"")))
+case("rubbish for states", TPT48, TEMPERATURES, "48 states", prepare=states(put(TEMPERATURES, RUBBISH)))
+case(
+    "a border of an unknown state",
+    TPT48,
+    BORDERS,
+    "line 5",
+    "S2,QQ",
+    prepare=states(replaced(BORDERS, "S3,S4", "S2,QQ")),
+)
+case("a number of states", "run --data tpt48 --clients 5", "48", "data.clients = 5")
+case("states by classes", "run --data tpt48 --split natural", "'random' or 'chronological'", "'natural'")
+case("more windows than months", "run --data tpt48 data.settings.windows=500", "data.settings.windows = 500")
+case("an unknown scaling", "run --data tpt48 data.settings.scaling=zscores", "scaling", "Did you mean 'zscore'?")
+case(
+    "windows that end before the test",
+    f"{TPT48} --split chronological data.settings.windows=50",
+    "windows = 50",
+    "109",
+    prepare=states(),
+)
+case("classes of temperatures", f"{TPT48} --metric accuracy", "accuracy", prepare=states())
+
+case("no readings of sensors", "run --data metr_la", SPEEDS, "missing", "DCRNN")
+case("damaged readings", "run --data metr_la", SPEEDS, "8,674,484", prepare=sensors())
+case("readings cut short", METR, SPEEDS, "cannot be read", prepare=sensors(cut(SPEEDS, 100)))
+case("readings that are rubbish", METR, SPEEDS, "does not begin", prepare=sensors(put(SPEEDS, RUBBISH)))
+case(
+    "readings of Python objects",
+    METR,
+    SPEEDS,
+    "Python objects",
+    prepare=sensors(put(SPEEDS, arrays(speed=np.full((9, 3), None), ids=np.arange(3)))),
+)
+case(
+    "readings that are negative",
+    METR,
+    SPEEDS,
+    "-7.0",
+    prepare=sensors(put(SPEEDS, metr_la(speed=np.full((130, 3), -7.0))[SPEEDS])),
+)
+case(
+    "readings turned round",
+    METR,
+    SPEEDS,
+    "Transpose",
+    prepare=sensors(put(SPEEDS, metr_la(speed=np.full((3, 130), 7.0))[SPEEDS])),
+)
+case(
+    "a graph of other sensors",
+    METR,
+    "adjacency.npz",
+    "7001",
+    prepare=sensors(put("adjacency.npz", arrays(adjacency=np.ones((2, 2)), sensor_ids=np.array(["1", "2"])))),
+)
+case(
+    "too few steps",
+    METR,
+    "60 steps are too few",
+    "120",
+    prepare=sensors(put(SPEEDS, metr_la(speed=np.ones((60, 3)))[SPEEDS])),
+)
+case("too few steps asked for", f"{METR} data.settings.steps=60", "60 steps are too few", prepare=sensors())
+case("more steps than there are", f"{METR} data.settings.steps=500", "130 steps", "500", prepare=sensors())
+case("more sensors than there are", f"{METR} --clients 9", "3 sensors", "data.clients = 9", prepare=sensors())
+case("no sensor", f"{METR} --clients 0", "data.clients = 0", prepare=sensors())
+case("sensors by lot of classes", f"{METR} --split iid", "'chronological' or 'random'", "'iid'", prepare=sensors())
+case("an unknown setting of sensors", "run --data metr_la data.settings.mask=true", "data.settings.masked")
+case("a stride of nothing", "run --data metr_la data.settings.stride=0", "data.settings.stride = 0")
+case(
+    "a teacher whom nobody hears",
+    "run --data metr_la data.settings.teacher_forcing=true",
+    "teacher_forcing = true",
+    "model.settings.teacher",
+)
+case(
+    "a teacher who says nothing",
+    "run --data metr_la model.settings.teacher=true",
+    "teacher_forcing = false",
+    "model.settings.teacher",
+)
+case("no file of the Bay Area", "run --data pems_bay", "pems-bay", "DCRNN")
+case("no photographs of cars", "run --data compcars", "compcars", "agreement")
+case("an unknown graph of cars", "run --data compcars data.settings.graph=grids", "graph", "'grid'")
+case(
+    "sensors fetched from nowhere",
+    "data fetch pems_bay",
+    "pems-bay",
+    "DCRNN",
+    prepare=lambda folder: (folder / "data" / "pems-bay").mkdir(parents=True),
+)
+case("a check of what is not there", "data check metr_la", SPEEDS, "missing", "what to bring")
+
+
+# ---- rows without federation ----
+
+AGAINST = "compare --methods separate --rounds 1 --references"
+case("an unknown reference", f"{AGAINST} climatolgy", "'climatolgy'", "Did you mean 'climatology'?")
+case("a reference of numbers for classes", f"{AGAINST} least_squares", "'least_squares'", "'pooled' is for both")
+case(
+    "a reference by season where there is none",
+    f"{AGAINST} climatology --data metr_la --data.verify false",
+    "'climatology'",
+    "season",
+    prepare=sensors(),
+)
+case(
+    "a reference of series for a table",
+    f"{AGAINST} persistence --data p.csv --client hospital --target age",
+    "'persistence'",
+    "series in time",
+    prepare=csv(GOOD),
+)
+case("references beside levels", f"{AGAINST} pooled --vary corruption.labels=0,1", "--references", "--vary")
+
+
 # ---- folders ----
 
 
@@ -432,6 +790,15 @@ def damaged_model(folder: Folder) -> None:
     path.write_bytes(path.read_bytes()[:-30])
 
 
+def damaged_graph(folder: Folder) -> None:
+    """An unfinished run whose graph was spoilt."""
+    api.run(method="sfl", rounds=1, data={"clients": 5, "split": "relabelled"}, local={"epochs": 1}, out=folder / "run")
+    (folder / "run" / "summary.json").unlink()
+    path = folder / "run" / "graph.npz"
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+case("a truncated graph of a run", "resume run", "graph.npz is damaged", "remove it", prepare=damaged_graph)
 case("an output folder that holds another run", "run --rounds 1 --out run", "run holds another run", prepare=a_run)
 case(
     "an output folder that is not empty", "run --rounds 1 --out .", "is not empty", prepare=csv("thesis", "thesis.txt")
@@ -504,7 +871,7 @@ def test_bad_input_is_answered_with_a_sentence_and_nothing_is_half_written(name,
 
 
 def test_there_are_many_ways_to_be_wrong():
-    assert len(CASES) >= 40
+    assert len(CASES) >= 180
 
 
 @pytest.mark.parametrize(
@@ -514,6 +881,8 @@ def test_there_are_many_ways_to_be_wrong():
         "text where numbers belong",
         "a truncated Parquet file",
         "a method that returns one row for all",
+        "GraphML with a document type",
+        "too few steps",
     ],
 )
 def test_the_real_command_answers_alike(name, folder):

@@ -147,6 +147,13 @@ def test_a_killed_run_resumed_in_a_new_process_ends_as_if_it_had_never_been_kill
         ("heurfedamp", ["--participation.novel", "0.4"]),
         ("fedprox", ["--execution", "one-by-one"]),
         ("groups", ["--chunk", "2"]),
+        ("panacea", UNRELIABLE),
+        ("panacea", ["--graph", "inferred", "--graph.infer_rounds", "3", "--participation.novel", "0.4"]),
+        ("panacea", ["--server-optimiser", "adam", "--server-steps", "2"]),
+        ("pfedhn", ["--personal-classifier", "true", *UNRELIABLE]),
+        ("sfl", ["--learned", "true"]),
+        ("perfedavg", UNRELIABLE),
+        ("pfedme", UNRELIABLE),
     ],
 )
 def test_whatever_the_method_and_however_unreliable_its_clients_a_killed_run_loses_nothing(tmp_path, method, more):

@@ -126,9 +126,9 @@ def read_borders(path: Path, states: list[str]) -> Tensor:
     """(48, 48) ones where two states share a border."""
     _, *rows = _cells(path)
     graph, place = torch.zeros(len(states), len(states)), {name: i for i, name in enumerate(states)}
-    for number, row in enumerate(rows, 2):
+    for line, row in enumerate(rows, 2):
         if len(row) != 2 or not set(row) <= set(states) or row[0] == row[1]:
-            raise DataError(f"{path}, line {number} does not name two of the {len(states)} states: {','.join(row)!r}.")
+            raise DataError(f"{path}, line {line} does not name two of the {len(states)} states: {','.join(row)!r}.")
         i, j = place[row[0]], place[row[1]]
         graph[i, j] = graph[j, i] = 1
     return graph
