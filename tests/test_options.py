@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import pytest
+from pydantic import BaseModel, Field
 
 from fedkin import methods
 from fedkin.config import ConfigError, resolve
 from fedkin.methods import UnknownMethod
-from fedkin.options import SHORT, parse, paths
+from fedkin.options import SHORT, meaning, parse, paths
 
 
 @pytest.mark.parametrize(
@@ -197,3 +200,20 @@ def test_a_setting_that_is_a_word_or_a_list_is_a_list_where_there_is_a_comma():
 
 def test_a_number_that_toml_writes_otherwise_is_still_a_number():
     assert resolve(parse(["--lr", ".5", "--seed", "07"])).local.lr == 0.5
+
+
+@pytest.mark.parametrize(
+    ("description", "told"),
+    [
+        ("mean or median", "mean or median"),
+        ("what it becomes", "what it becomes (mean, median)"),
+        ("the mean", "the mean (mean, median)"),
+        ("medians, and meaningless", "medians, and meaningless (mean, median)"),
+        ("", "mean, median"),
+    ],
+)
+def test_the_words_that_a_setting_may_be_are_told_once(description, told):
+    class Filled(BaseModel):
+        fill: Annotated[Literal["mean", "median"] | list[float], Field(description=description)] = "mean"
+
+    assert meaning(Filled.model_fields["fill"]) == told

@@ -53,7 +53,7 @@ class Data(_Strict):
     test_fraction: Annotated[float, Field(gt=0, lt=1, description="where there is no official test part")] = 0.25
     augment: Annotated[bool, Field(description="random crop and flip of training images")] = False
     verify: Annotated[bool, Field(description="hold a data set's files against their checksums")] = True
-    settings: Annotated[dict[str, Any], Field(description="the data set's own, such as graph for fl60")] = {}
+    settings: Annotated[dict[str, Any], Field(description="the data set's own: see `fedkin data describe fl60`")] = {}
     digest: Annotated[str | None, Field(description="of your own files, recorded when they are first read")] = None
 
 
@@ -65,8 +65,8 @@ class Corruption(_Strict):
     kind: Annotated[
         Literal["dirty", "random", "flip", "silent"],
         Field(
-            description="another class by lot; any class by lot; the class mirrored (y -> C - 1 - y); no lies, but the "
-            "client never trains"
+            description="dirty: another class by lot; random: any class by lot; flip: the class mirrored "
+            "(y -> C - 1 - y); silent: no lies, but the client never trains"
         ),
     ] = "dirty"
 

@@ -82,11 +82,11 @@ def described(model: type[BaseModel], prefix: str = "") -> Iterable[tuple[str, F
 
 
 def meaning(info: FieldInfo) -> str:
-    """What a setting does, and the words it may be."""
-    words = ", ".join(map(str, dict.fromkeys(_words(info.annotation))))
-    if info.description and words:
-        return f"{info.description} ({words})"
-    return info.description or words
+    """What a setting does, and the words it may be unless that says them all."""
+    words, told = list(dict.fromkeys(_words(info.annotation))), info.description or ""
+    if all(re.search(rf"\b{re.escape(word)}\b", told) for word in words):
+        return told
+    return f"{told} ({', '.join(words)})" if told else ", ".join(words)
 
 
 def _words(annotation: Any) -> Iterable[str]:

@@ -386,6 +386,9 @@ def test_every_method_is_listed_in_a_sentence(fedkin):
     assert said.code == 0
     for name in methods.names():
         assert re.search(rf"\b{name}\b", said.out)
+        sentence = (methods.find(name).__doc__ or "").split("\n\n")[0]
+        assert sentence.rstrip().endswith(".") and "Models:" not in sentence
+        assert len(sentence.split()) <= 40
 
 
 @pytest.mark.parametrize("name", methods.names())

@@ -18,6 +18,8 @@ import pytest
 from webserver import BODIES, MIRRORED, PUBLIC, Site, made_up, serving
 
 from fedkin import cli
+from fedkin import data as data_sets
+from fedkin.config import resolve
 from fedkin.data import catalogue, files
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
@@ -124,6 +126,40 @@ def test_the_list_fits_a_terminal_of_eighty_columns(data, monkeypatch):
     assert max(map(len, said.out.split("Data folder:")[0].splitlines())) <= 80
     for name, entry in catalogue.CATALOGUE.items():
         assert entry.directory in row(said.out, name), "nothing is cut off"
+
+
+# ---- describe ----
+
+
+@pytest.mark.parametrize("name", data_sets.names())
+def test_a_data_set_tells_what_it_is_how_it_is_run_and_its_own_settings_without_its_files(data, name):
+    said = data("describe", name)
+    assert said.code == 0, said.err
+    flat = " ".join(said.out.split())
+    for split in data_sets.splits(name):
+        assert re.search(rf"Splits: .*\b{split}\b", flat)
+    assert f"rounds = {resolve({'data': name}).rounds}" in flat
+    kind = data_sets.settings_of(name)
+    for field, info in kind.model_fields.items():
+        assert f"data.settings.{field} " in said.out
+        assert info.description, "every setting says what it means"
+    if name in catalogue.CATALOGUE:
+        assert catalogue.CATALOGUE[name].licence in flat
+    assert "…" not in said.out, "nothing is cut off"
+
+
+def test_brackets_in_a_description_are_no_markup(data):
+    assert "U[0, 2 pi)" in data("describe", "fl60").out and "[a, b]" in data("describe", "fl60").out
+
+
+@pytest.mark.parametrize("name", data_sets.names())
+def test_the_first_split_that_is_told_is_the_usual_one(name):
+    assert data_sets.splits(name)[0] == resolve({"data": name}).data.split
+
+
+def test_what_cannot_be_described_is_answered_with_the_nearest(data):
+    said = data("describe", "fl6")
+    assert said.code == 2 and "Did you mean 'fl60'?" in said.err
 
 
 # ---- check ----

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from pydantic.fields import FieldInfo
+from rich.markup import escape
+from rich.table import Column, Table
 
-from .. import __version__
+from .. import __version__, options
 from ..terminal import out
 
 app = typer.Typer(
@@ -25,6 +30,20 @@ Native = Annotated[
     bool, typer.Option("--native", help="Each method's own local training, in place of an equal budget for all.")
 ]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", show_default=False)]
+
+
+def table_of(settings: Iterable[tuple[str, FieldInfo]]) -> Table:
+    """Settings by their full names, with defaults and meanings."""
+    table = Table(Column("setting", no_wrap=True), Column("default", overflow="fold"), "meaning")
+    for name, info in settings:
+        default = "" if info.default is None or info.is_required() else json.dumps(info.default)
+        table.add_row(name, escape(default), escape(options.meaning(info)))
+    return table
+
+
+def paragraphs(text: str) -> str:
+    """A docstring for a terminal of any width: a line a paragraph."""
+    return escape("\n\n".join(" ".join(part.split()) for part in text.split("\n\n")))
 
 
 @app.callback(invoke_without_command=True)

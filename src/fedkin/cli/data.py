@@ -1,14 +1,16 @@
-"""Data files: `fedkin data list | check | fetch | export`."""
+"""Data sets: `fedkin data list | describe | check | fetch | export`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -20,13 +22,14 @@ from rich.progress import (
 )
 from rich.table import Column, Table
 
+from .. import data
 from ..data import catalogue, files
 from ..data.catalogue import File
 from ..data.fetch import Listener, fetch
 from ..data.files import DataError
 from ..engines.simulation import Interrupted
 from ..terminal import err, out
-from .app import app
+from .app import app, paragraphs, table_of
 
 commands = typer.Typer(help="The data sets: which there are, whether their files are right, how to get them.")
 app.add_typer(commands, name="data", no_args_is_help=True)
@@ -43,14 +46,47 @@ def list_() -> None:
     table.add_column("state")
     table.add_column("folder", no_wrap=True)
     table.add_row("digits", DIGITS, "", "built in", "")
-    for name, data in catalogue.CATALOGUE.items():
+    for name, entry in catalogue.CATALOGUE.items():
         state = files.state(name)
         colour = {"here": "green", files.MISSING: "dim", files.BRING: "dim"}.get(state, "red")
-        what = f"{data.title}\n[dim]{data.content}; {data.licence}[/]"
-        table.add_row(name, what, _size(name), f"[{colour}]{state}[/]", data.directory)
+        what = f"{entry.title}\n[dim]{entry.content}; {entry.licence}[/]"
+        table.add_row(name, what, _size(name), f"[{colour}]{state}[/]", entry.directory)
     out.print(table)
     out.print(f"Data folder: {files.folder()} (set FEDKIN_DATA for another).", highlight=False, soft_wrap=True)
-    out.print("`fedkin data fetch NAME` downloads, `fedkin data check` looks at the checksums.", highlight=False)
+    out.print(
+        "`fedkin data describe NAME` tells more, with its settings; `fedkin data fetch NAME` downloads it, or says "
+        "what to bring; `fedkin data check` looks at the checksums.",
+        highlight=False,
+    )
+
+
+@commands.command()
+def describe(name: Annotated[str, typer.Argument(help="A data set, as `fedkin data list` names it.")]) -> None:
+    """Tell what a data set is, how it can be split, what it is run with, and its own settings."""
+    out.print(paragraphs(data.description(name)), "", sep="\n", highlight=False)
+    usual, *others = data.splits(name)
+    facts = {"Splits": ", ".join([f"{usual} (unless told otherwise)" if others else usual, *others])}
+    facts["Run with"] = ", ".join(f"{key} = {json.dumps(value)}" for key, value in _flat(data.defaults(name)))
+    if name in catalogue.CATALOGUE:
+        entry = files.find(name)
+        facts["Licence"], facts["Source"] = entry.licence, entry.source
+        facts["Files"] = f"{files.state(name)} ({files.place(name)})"
+    for what, fact in facts.items():
+        out.print(f"[bold]{what}[/]: {escape(fact)}.", highlight=False)
+    kind = data.settings_of(name)
+    fields = kind.model_fields if kind else {}
+    if fields:
+        out.print()
+        out.print(table_of((f"data.settings.{field}", info) for field, info in fields.items()))
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Settings by their full names."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
 
 
 @commands.command()
@@ -99,7 +135,7 @@ def export(
 ) -> None:
     """Write a table data set as one table with a client column: the form in which to bring your own."""
     if not files.find(name).table:
-        tables = ", ".join(each for each, data in catalogue.CATALOGUE.items() if data.table)
+        tables = ", ".join(each for each, entry in catalogue.CATALOGUE.items() if entry.table)
         raise DataError(f"Data set {name!r} is not a table, so it cannot be exported as one; {tables} can be.")
     from ..data.tables import export as write
 
@@ -109,10 +145,10 @@ def export(
 
 def _check(name: str, complete: bool) -> bool:
     """A line for each file; whether none is damaged and, if `complete`, one form is whole."""
-    where, data = files.place(name), files.find(name)
-    forms = [form for form in data.forms if any((where / file.name).exists() for file in form.files)]
+    where, entry = files.place(name), files.find(name)
+    forms = [form for form in entry.forms if any((where / file.name).exists() for file in form.files)]
     whole, damaged = False, False
-    for form in forms or data.forms[:1]:
+    for form in forms or entry.forms[:1]:
         faults = {file.name: files.fault(where / file.name, file) for file in form.files}
         for each, fault in faults.items():
             line = f"{where / each}  {fault or 'fine'}"

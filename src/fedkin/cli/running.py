@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Column, Table
+from rich.table import Table
 
 from .. import api, comparison, methods, options
 from ..config import Config
@@ -19,7 +18,7 @@ from ..errors import FedkinError
 from ..levels import Levels, vary
 from ..runs import Run
 from ..terminal import bar, err, interruptible, listening, out, show_comparison, show_levels, show_run
-from .app import FREE, Native, Out, Words, app
+from .app import FREE, Native, Out, Words, app, paragraphs, table_of
 
 DEMO = ("separate", "fedavg", "fedamp", "heurfedamp", "groups")
 
@@ -153,15 +152,13 @@ def methods_(name: Annotated[str | None, typer.Argument(help="A method, to see i
         table = Table("method", "headline", "in a sentence", title="Methods", title_justify="left")
         for each in methods.names():
             kind = methods.find(each)
-            table.add_row(each, kind.headline, _sentence(kind))
+            table.add_row(each, kind.headline, paragraphs(inspect.getdoc(kind) or "").split("\n\n")[0])
         out.print(table)
-        out.print("Settings of one: `fedkin methods fedamp`. Your own: --method package.module:Class")
+        out.print("The settings of one: `fedkin methods fedamp`. Your own: `--method package.module:Class`.")
         return
     kind = methods.find(name)
-    out.print(f"[bold]{name}[/]: {inspect.getdoc(kind) or ''}\n", highlight=False)
-    table = Table(Column("setting", no_wrap=True), Column("default", overflow="fold"), "meaning")
-    for field, info in kind.model_fields.items():
-        table.add_row(f"settings.{field}", json.dumps(info.default), options.meaning(info))
+    out.print(f"[bold]{name}[/]: {paragraphs(inspect.getdoc(kind) or '')}\n", highlight=False)
+    table = table_of((f"settings.{field}", info) for field, info in kind.model_fields.items())
     out.print(table if kind.model_fields else "It has no settings of its own.")
     if kind.local:
         out.print("Local training unless told otherwise: " + ", ".join(f"{k} = {v}" for k, v in kind.local.items()))
@@ -170,14 +167,11 @@ def methods_(name: Annotated[str | None, typer.Argument(help="A method, to see i
 @app.command("settings")
 def settings_() -> None:
     """List every setting of a run, with its default and its meaning."""
-    table = Table(Column("setting", no_wrap=True), Column("default", overflow="fold"), "meaning")
-    for path, info in options.described(Config):
-        default = "" if info.default is None or info.is_required() else json.dumps(info.default)
-        table.add_row(path, default, options.meaning(info))
-    out.print(table)
+    out.print(table_of(options.described(Config)))
     out.print(
         "A last name is enough where it is the only one: --lr 0.01 is local.lr. The data set and the method may have "
-        "other defaults; config.toml in a run folder has them all. A method's own: `fedkin methods fedamp`.",
+        "other defaults; config.toml in a run folder has them all. A method's own: `fedkin methods fedamp`; those of a "
+        "data set: `fedkin data describe fl60`.",
         highlight=False,
     )
 
@@ -284,7 +278,3 @@ def _formats(text: str) -> list[str]:
         if each not in ("png", "pdf"):
             raise FedkinError(f"Figures can be written as png or pdf, not as {each!r}.")
     return formats
-
-
-def _sentence(kind: type) -> str:
-    return " ".join((kind.__doc__ or "").split("\n\n")[0].split())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import math
 import pkgutil
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,19 @@ def settings_of(name: str) -> type[BaseModel] | None:
         return None
     kind: type[BaseModel] = getattr(_module(name), "Settings", NoSettings)
     return kind
+
+
+def splits(name: str) -> tuple[str, ...]:
+    """The splits that a data set of ours has, its usual one first."""
+    own = getattr(_module(name), "SPLITS", ("natural",) if is_table(name) else None)
+    return tuple(own) if own else ("practical", *(s for s in POOLED if s not in ("practical", "natural")))
+
+
+def description(name: str) -> str:
+    """What a data set of ours is, as its file says."""
+    if name not in names():
+        source(name)
+    return inspect.getdoc(_module(name)) or ""
 
 
 class NoSettings(BaseModel):

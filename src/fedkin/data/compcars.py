@@ -48,7 +48,10 @@ class Settings(BaseModel):
 
     graph: Annotated[
         Literal["literal", "both", "grid"],
-        Field(description="viewpoint or year the same or next (as published); both of them; one the same, one next"),
+        Field(
+            description="literal: viewpoint or year the same or next (as published); both: both of them; "
+            "grid: one the same, one next"
+        ),
     ] = "literal"
 
 

@@ -50,11 +50,11 @@ class Settings(BaseModel):
 
     variant: Annotated[
         Literal["released", "generated", "paper"],
-        Field(description="the released file; drawn by its rule; or drawn by the printed formula"),
+        Field(description="released: the file; generated: drawn by its rule; paper: by the printed formula"),
     ] = "released"
     graph: Annotated[
         Literal["released", "paper"],
-        Field(description="edges with chance cos, none below 0.2; or with the printed (1 + cos) / 2"),
+        Field(description="released: edges with chance cos, none below 0.2; paper: with the printed (1 + cos) / 2"),
     ] = "released"
     points: Annotated[int, Field(ge=10, multiple_of=2, description="a domain, half of each label")] = POINTS
 

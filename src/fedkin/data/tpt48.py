@@ -57,7 +57,10 @@ class Settings(BaseModel):
     windows: Annotated[int, Field(ge=2, le=WINDOWS, description="a state, the first ones; the paper has 125")] = WINDOWS
     scaling: Annotated[
         Literal["minmax", "hundred", "zscore"],
-        Field(description="to 0 to 1; in hundreds of degrees; to mean 0 and deviation 1: alike for all states"),
+        Field(
+            description="alike for all states: minmax to 0 to 1, hundred in hundreds of degrees, zscore to mean 0 and "
+            "deviation 1"
+        ),
     ] = "minmax"
 
 

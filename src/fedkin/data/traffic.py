@@ -50,7 +50,8 @@ class Settings(BaseModel):
     ] = True
     time_of_day: Annotated[bool, Field(description="a second feature: the time of day, from 0 to 1")] = True
     scaling: Annotated[
-        Literal["minmax", "zscore"], Field(description="of speeds, with one minimum and maximum (mean) of all clients")
+        Literal["minmax", "zscore"],
+        Field(description="of speeds, alike for all clients: minmax to 0 to 1, zscore to mean 0 and deviation 1"),
     ] = "minmax"
     stride: Annotated[int, Field(ge=1, description="keep every so-many-th training window")] = 1
     test_stride: Annotated[int, Field(ge=1, description="keep every so-many-th validation and test window")] = 1

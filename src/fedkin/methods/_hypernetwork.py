@@ -33,14 +33,14 @@ class Hypernetworked(Method):
     headline = "generated"
 
     hidden: Annotated[int, Field(ge=1, description="width of the hypernetwork's layers")] = 100
-    train_embeddings: Annotated[bool, Field(description="or leave them as they were drawn")] = True
+    train_embeddings: Annotated[bool, Field(description="train them; false: leave them as they were drawn")] = True
     scaled: Annotated[
         bool, Field(description="start with weights as wide as the initial model's, tensor by tensor")
     ] = True
-    server_optimiser: Literal["sgd", "adam"] = "sgd"
+    server_optimiser: Annotated[Literal["sgd", "adam"], Field(description="of the hypernetwork")] = "sgd"
     server_lr: Annotated[float, Field(gt=0, description="learning rate of the hypernetwork")] = 1e-2
     server_momentum: Annotated[float, Field(ge=0, lt=1, description="for sgd")] = 0.9
-    server_weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    server_weight_decay: Annotated[float, Field(ge=0, description="of the hypernetwork, and of embeddings")] = 0.0
     server_clip: Annotated[float, Field(ge=0, description="largest norm of the whole gradient; 0 is no limit")] = 0.0
     server_steps: Annotated[int, Field(ge=1, description="K_s: the hypernetwork's steps a round")] = 1
     embedding_lr: Annotated[

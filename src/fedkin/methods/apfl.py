@@ -12,9 +12,10 @@ from ..method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng
 
 
 class APFL(Method):
-    """Personal model alpha_i v_i + (1 - alpha_i) w. Models: `personal` (that mixture) and `global` w.
+    """Each client mixes a model of its own with the global one: alpha_i v_i + (1 - alpha_i) w.
 
-    The paper mixes parameters; its public code mixes outputs (`mix = "outputs"`), in training too.
+    Models: `personal` (that mixture) and `global` w. The paper mixes parameters; its public code mixes outputs
+    (`mix = "outputs"`), in training too.
     """
 
     headline = "personal"

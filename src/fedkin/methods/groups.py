@@ -9,7 +9,10 @@ from ..method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng
 
 
 class Groups(Method):
-    """One model a known group, averaged as in FedAvg. Models: `cloud` (the group's) and `finetuned`."""
+    """One model a known group, averaged as in FedAvg.
+
+    Models: `cloud` (the group's) and `finetuned`.
+    """
 
     headline = "cloud"
     training = frozenset()

@@ -14,17 +14,17 @@ from .panacea_gn import PanaceaGN
 
 class Panacea(PanaceaGN):
     """A graph hypernetwork at the server writes each client's weights from who is related to whom, and a generator has
-    to draw the graph again from what the encoder made of it. Models: `generated` and `personal`. Needs a graph.
+    to draw the graph again from what the encoder made of it. Needs a graph.
 
     Panacea-GN, theta = M(E(h, A)), with lambda_d L_d added to what the server descends on: the cross-entropy between
     the graph and edges with chance sigma(z^_u . z^_v). The paper contradicts itself on what z^ is; by default it comes
-    from an MLP of its own, z^ = D(z).
+    from an MLP of its own, z^ = D(z). Models: `generated` theta_i, and `personal`, what local training makes of it.
     """
 
     training = frozenset()
 
     generator: Annotated[
-        Generator, Field(description="z^: by an MLP of its own, z itself (identity), or by M's trunk (shared)")
+        Generator, Field(description="what z^ is: own, by an MLP of its own; identity, z; shared, from M's trunk")
     ] = "own"
     generator_weight: Annotated[float, Field(ge=0, description="lambda_d; 0 is panacea_gn")] = 0.1
     balance: Annotated[

@@ -13,12 +13,12 @@ from ._hypernetwork import FORECASTS, Hypernetworked
 
 class PanaceaGN(Hypernetworked):
     """Panacea without its generator: a graph hypernetwork at the server writes each client's weights from who is
-    related to whom, theta = M(E(h, A)). Models: `generated` theta_i, and `personal`, what local training makes of it.
-    Needs a graph.
+    related to whom. Needs a graph.
 
-    E is a graph convolutional network over the embeddings h of all clients, M an MLP; h, E and M are trained on what
-    clients make of theta. E lets little through but the smoothest modes of the graph, which is what withstands liars
-    and serves newcomers: no residual connections, unless asked for (`skip`).
+    Models: `generated` theta = M(E(h, A)), and `personal`, what local training makes of it. E is a graph convolutional
+    network over the embeddings h of all clients, M an MLP; h, E and M are trained on what clients make of theta. E lets
+    little through but the smoothest modes of the graph, which is what withstands liars and serves newcomers: no
+    residual connections, unless asked for (`skip`).
     """
 
     uses_graph = True

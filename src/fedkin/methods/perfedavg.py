@@ -17,7 +17,9 @@ GRADIENTS = {"first-order": 2, "difference": 4, "exact": 3}
 
 
 class PerFedAvg(Method):
-    """Clients descend along the gradient of f_i(w - alpha grad f_i(w)); the server takes the mean of their models.
+    """A global model trained for what one gradient step on a client's own data makes of it.
+
+    Clients descend along the gradient of f_i(w - alpha grad f_i(w)); the server takes the mean of their models.
 
     Models: `adapted`, what a step of size alpha on the client's training data makes of the model received, and that
     model itself, `global`. Steps are plain SGD with rates alpha and beta: the local optimiser and its learning rate

@@ -15,8 +15,8 @@ from ._hypernetwork import Hypernetworked
 
 class PFedHN(Hypernetworked):
     """A hypernetwork at the server writes each client's weights from an embedding of the client, theta_i = h(v_i; phi).
-    Models: `generated` theta_i, and `personal`, what local training makes of it; phi and v_i are trained towards that.
 
+    Models: `generated` theta_i, and `personal`, what local training makes of it; phi and v_i are trained towards that.
     With `personal_classifier` (pFedHN-PC) the last layer is not written: it stays with the client, who trains it.
     """
 
@@ -30,7 +30,7 @@ class PFedHN(Hypernetworked):
     scaled: Annotated[
         bool, Field(description="start with weights as wide as the initial model's, tensor by tensor")
     ] = False
-    server_weight_decay: Annotated[float, Field(ge=0)] = 1e-3
+    server_weight_decay: Annotated[float, Field(ge=0, description="of the hypernetwork, and of embeddings")] = 1e-3
     server_clip: Annotated[float, Field(ge=0, description="largest norm of the whole gradient; 0 is no limit")] = 50.0
 
     def network(self, embedding: int, outputs: int) -> nn.Module:

@@ -11,7 +11,9 @@ from ..method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng
 
 
 class PFedMe(Method):
-    """theta_i minimises f_i(theta) + (lambda / 2) ||theta - w_i||^2 by a few steps a mini-batch; w_i goes towards it.
+    """Each client trains a personal model on a leash to its copy of the global one, and the copy follows.
+
+    theta_i minimises f_i(theta) + (lambda / 2) ||theta - w_i||^2 by a few steps a mini-batch; w_i goes towards it.
 
     Models: `personal` theta_i and `global` w. Steps are plain SGD with the rates given here: the local optimiser and
     its learning rate are not used. BatchNorm's statistics are those of theta's passes, also in the w_i that is sent.

@@ -11,7 +11,9 @@ from ..method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng
 
 
 class Scaffold(Method):
-    """Clients step along g_i(y) - c_i + c; the server averages their moves and keeps c, the mean of all c_i.
+    """FedAvg with the drift of local training taken out: clients step along g_i(y) - c_i + c.
+
+    The server averages their moves, and keeps c, the mean of all c_i.
 
     Models: `global` x, and `personal` y_i, the client's own after training. Plain SGD: with any other optimiser option
     II's (x - y) / (K lr) is no gradient.

@@ -16,8 +16,11 @@ DIMENSIONS, SHARPNESS, NEIGHBOURS, STEPS, RATE, SHARE = 40, 3.0, 30, 10, 0.01, 0
 
 
 class SFL(Method):
-    """u_i = sum_j xi_ij v_j with xi = alpha A^p + (1 - alpha) I: p steps over the graph A, which has self loops and
-    rows that sum to one. Clients train from the mean g of all u_i, held near both g and u_i.
+    """The server spreads the clients' models over a graph; clients train from the mean of what comes of it, held near
+    that mean and near their own. Needs a graph.
+
+    u_i = sum_j xi_ij v_j with xi = alpha A^p + (1 - alpha) I: p steps over the graph A, which has self loops and rows
+    that sum to one. Clients train from the mean g of all u_i, held near both g and u_i.
 
     Models: `cloud` u_i, `global` g, and `personal` v_i, the client's own after training. Clients that did not train
     enter the next spreading with their last u_i. With `learned` (SFL*) a twentieth of A gives way to a graph learned
