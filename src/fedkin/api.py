@@ -185,6 +185,13 @@ def reopened(ready: Assembly, path: Path, listener: Listener | None = None) -> t
     return Simulation(ready, writer, listener), checkpoint
 
 
+def opened(ready: Assembly, path: Path, listener: Listener | None = None) -> tuple[Simulation, Checkpoint | None]:
+    """What was prepared: in its own folder, if it was begun there, else in a new one."""
+    if (path / "config.toml").exists():
+        return reopened(ready, path, listener)
+    return created(ready, path, listener), None
+
+
 def _with_its_graph(ready: Assembly, writer: Writer, listener: Listener | None) -> Assembly:
     """With the graph that the run began with, if it has begun; else its graph is inferred if need be, and kept."""
     if not ready.method.uses_graph:
@@ -372,8 +379,7 @@ def _side_by_side(stack: list[tuple[Planned, Assembly]], listener: Callable[[str
     try:
         for each, assembly in stack:
             told = listener(each.method, each.seed) if listener else None
-            known = (each.path / "config.toml").exists()
-            begun.append(reopened(assembly, each.path, told) if known else (created(assembly, each.path, told), None))
+            begun.append(opened(assembly, each.path, told))
         stopped = run_together([s for s, _ in begun], [c for _, c in begun])
     except FedkinError:  # a method that breaks its contract in the first round, for one
         for simulation, checkpoint in begun:

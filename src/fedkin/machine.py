@@ -6,7 +6,7 @@ import os
 import resource
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import torch
@@ -40,12 +40,10 @@ def free_bytes(device: torch.device) -> int:
     """Memory that can still be taken; four GiB where the system does not say."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
-    try:
+    with suppress(OSError, ValueError, KeyError):  # Linux alone tells
         # What holds copies of files counts as free here; to sysconf it is taken.
         facts = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
         return int(facts["MemAvailable"].split()[0]) * 1024
-    except (OSError, ValueError, KeyError):
-        pass
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):

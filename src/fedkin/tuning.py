@@ -277,10 +277,7 @@ def _train(stack: list[Point], bench: _Bench, listener: Callable[[str], Listener
     simulations, checkpoints = [], []
     for point in stack:
         ready, told = bench.assembled(point.config), listener(point.name) if listener else None
-        if (point.path / "config.toml").exists():
-            simulation, checkpoint = api.reopened(ready, point.path, told)
-        else:
-            simulation, checkpoint = api.created(ready, point.path, told), None
+        simulation, checkpoint = api.opened(ready, point.path, told)
         simulations.append(simulation)
         checkpoints.append(checkpoint)
     if stack:
