@@ -8,16 +8,16 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import DEVICE, ON_CPU, cpu_only, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedkin import models
-from fedkin.execution import Batch, Choice, OneByOne, Stacked, choose, draws_random_numbers, has_batch_statistics
+from fedkin.execution import Batch, Choice, Layered, OneByOne, Stacked, choose, draws_random_numbers, has_batch_statistics
 from fedkin.task import LOSSES, Loss, loss_named
 from fedkin.weights import Layout
 
-CPU = torch.device("cpu")
 CROSS_ENTROPY = LOSSES["cross_entropy"]
 
 
@@ -132,31 +132,38 @@ ONLY_ALONE: dict[str, Callable[[], nn.Module]] = {
     "undecided": Undecided,
 }
 EVERY = STACKABLE | ONLY_ALONE
-IN_BOTH_WAYS = [(n, way) for n in STACKABLE for way in ("stacked", "one-by-one")] + [
-    (n, "one-by-one") for n in ONLY_ALONE
+LAYER_BY_LAYER = ["mlp", "layer-norm", "convolutions", "batch-norm", "frozen"]
+IN_BOTH_WAYS = [
+    *[(n, way) for n in STACKABLE for way in ("stacked", "one-by-one")],
+    *[(n, "one-by-one") for n in ONLY_ALONE],
+    *[(n, "layered") for n in LAYER_BY_LAYER],
 ]
+WAYS = {"stacked": Stacked, "layered": Layered, "one-by-one": OneByOne}
 
 
 def built(name: str, dtype: torch.dtype = torch.float64) -> nn.Module:
     torch.manual_seed(3)
-    return EVERY[name]().to(dtype)
+    return EVERY[name]().to(DEVICE, dtype)
 
 
 def rows(module: nn.Module, m: int, dtype: torch.dtype = torch.float64) -> Tensor:
     """Different weights and statistics for m clients; variances stay positive."""
     row = Layout.of(module).row(module, dtype)
-    return row * (1 + 0.3 * torch.rand(m, len(row), dtype=dtype, generator=torch.Generator().manual_seed(m)))
+    noise = torch.rand(m, len(row), dtype=dtype, generator=torch.Generator().manual_seed(m))
+    return row * (1 + 0.3 * noise.to(row.device))
 
 
 def samples(name: str, m: int, b: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(m + b)
     x = torch.randn(m, b, 4, dtype=dtype, generator=generator)
     y = torch.randint(0, 3, (m, b), generator=generator)
-    return (torch.randint(0, 6, (m, b, 4), generator=generator), y) if name == "words" else (x, y)
+    if name == "words":
+        x = torch.randint(0, 6, (m, b, 4), generator=generator)
+    return x.to(DEVICE), y.to(DEVICE)
 
 
 def executor(module: nn.Module, way: str, loss: Loss = CROSS_ENTROPY) -> OneByOne | Stacked:
-    return (Stacked if way == "stacked" else OneByOne)(module, Layout.of(module), loss, CPU)
+    return WAYS[way](module, Layout.of(module), loss, DEVICE)
 
 
 def separately(
@@ -167,7 +174,7 @@ def separately(
     for i, count in enumerate(batch.counts):
         own = layout.load(copy.deepcopy(module), W[i]).train()
         values = F.cross_entropy(own(batch.x[i, :count]), batch.y[i, :count], reduction="none")
-        w = torch.ones(count, dtype=W.dtype) if weight is None else weight[i, :count]
+        w = W.new_ones(count) if weight is None else weight[i, :count]
         loss = (values * w).sum() / w.sum()
         loss.backward()
         trained = [p for p in own.parameters() if p.requires_grad]
@@ -219,7 +226,7 @@ def test_a_parameter_that_was_not_used_has_a_gradient_of_zero() -> None:
 def test_samples_are_weighed_alike_in_both_ways(name: str, way: str) -> None:
     module = built(name)
     W, (x, y) = rows(module, 3), samples(name, 3, 6)
-    weight = torch.rand(3, 6, dtype=torch.float64) + 0.1
+    weight = torch.rand(3, 6, dtype=torch.float64).to(DEVICE) + 0.1
     for counts in ([6, 6, 6], [6, 5, 3], [4, 4, 4]):
         batch = Batch(x, y, counts, weight)
         gradients, losses, _ = separately(module, W, batch, weight)
@@ -239,7 +246,7 @@ def test_outputs_are_those_of_separate_modules_in_evaluation(name: str, way: str
     assert not found.requires_grad
 
 
-@pytest.mark.parametrize("way", ["stacked", "one-by-one"])
+@pytest.mark.parametrize("way", list(WAYS))
 def test_one_row_may_serve_all_clients_without_a_copy(way: str) -> None:
     module = built("batch-norm")
     row, (x, y) = rows(module, 1), samples("batch-norm", 3, 4)
@@ -265,7 +272,7 @@ def test_a_gradient_leaves_the_callers_rows_alone(name: str, way: str) -> None:
         assert changed.all() if name != "frozen" else not changed.any()
 
 
-@pytest.mark.parametrize("way", ["stacked", "one-by-one"])
+@pytest.mark.parametrize("way", list(WAYS))
 def test_a_gradient_leaves_the_users_module_alone(way: str) -> None:
     module = built("batch-norm")
     before = copy.deepcopy(module.state_dict())
@@ -293,7 +300,7 @@ class Idle(nn.Module):
 
 def directions(module: nn.Module, m: int) -> Tensor:
     d = Layout.of(module).parameters
-    return torch.randn(m, d, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    return torch.randn(m, d, dtype=torch.float64, generator=torch.Generator().manual_seed(5)).to(DEVICE)
 
 
 def by_difference(run: OneByOne | Stacked, W: Tensor, V: Tensor, batch: Batch, h: float = 1e-6) -> Tensor:
@@ -309,6 +316,8 @@ def by_difference(run: OneByOne | Stacked, W: Tensor, V: Tensor, batch: Batch, h
 @pytest.mark.parametrize(("name", "way"), IN_BOTH_WAYS)
 @pytest.mark.parametrize("counts", [[6, 6, 6, 6], [6, 6, 4, 2]], ids=str)
 def test_curvature_is_how_the_gradient_turns_along_a_direction(name: str, way: str, counts: list[int]) -> None:
+    if name in ("gru", "lstm") and not ON_CPU:
+        pytest.skip("cuDNN's recurrent layers cannot be derived twice")
     module = built(name)
     W, V, (x, y) = rows(module, 4), directions(module, 4), samples(name, 4, 6)
     if name == "undecided":
@@ -320,7 +329,7 @@ def test_curvature_is_how_the_gradient_turns_along_a_direction(name: str, way: s
     assert_same(found, executor(module, "one-by-one").curvature(W, V, batch))
 
 
-@pytest.mark.parametrize("way", ["stacked", "one-by-one"])
+@pytest.mark.parametrize("way", list(WAYS))
 def test_curvature_is_the_whole_hessian_times_a_direction(way: str) -> None:
     module = built("mlp")
     layout, W, V, (x, y) = Layout.of(module), rows(module, 2), directions(module, 2), samples("mlp", 2, 5)
@@ -335,11 +344,11 @@ def test_curvature_is_the_whole_hessian_times_a_direction(way: str) -> None:
         assert_same(found[i : i + 1], (H @ V[i])[None])
 
 
-@pytest.mark.parametrize("way", ["stacked", "one-by-one"])
+@pytest.mark.parametrize("way", list(WAYS))
 def test_curvature_weighs_samples_as_the_gradient_does_and_sees_no_padding(way: str) -> None:
     module = built("mlp")
     W, V, (x, y) = rows(module, 3), directions(module, 3), samples("mlp", 3, 6)
-    weight = torch.rand(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(6)) + 0.1
+    weight = torch.rand(3, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(6)).to(DEVICE) + 0.1
     run, batch = executor(module, way), Batch(x, y, [6, 6, 3], weight)
     found = run.curvature(W, V, batch)
     assert_same(found, by_difference(run, W, V, batch), 1e-6)
@@ -356,7 +365,7 @@ def test_curvature_leaves_rows_directions_and_module_alone(name: str, way: str) 
     before, along, run, state = W.clone(), V.clone(), executor(module, way), copy.deepcopy(module.state_dict())
     for counts in ([5, 5, 5], [5, 4, 2]):
         first = run.curvature(W, V, Batch(x, y, counts))
-        assert torch.equal(first, run.curvature(W, V, Batch(x, y, counts)))
+        assert same(first, run.curvature(W, V, Batch(x, y, counts)))
     assert torch.equal(W, before) and torch.equal(V, along)
     assert all(torch.equal(a, b) for a, b in zip(module.state_dict().values(), state.values(), strict=True))
     assert all(p.grad is None for p in module.parameters())
@@ -365,11 +374,11 @@ def test_curvature_leaves_rows_directions_and_module_alone(name: str, way: str) 
 @pytest.mark.parametrize("way", ["stacked", "one-by-one"])
 def test_what_is_not_used_and_what_is_linear_has_no_curvature(way: str) -> None:
     torch.manual_seed(3)
-    module = Idle().double()
+    module = Idle().to(DEVICE, torch.float64)
     layout, W, V, (x, y) = Layout.of(module), rows(module, 2), directions(module, 2), samples("mlp", 2, 5)
     H = layout.trained(executor(module, way).curvature(W, V, Batch(x, y, [5, 4])))
     assert H["used.weight"].flatten(1).any(1).all() and not H["idle.weight"].any() and not H["idle.bias"].any()
-    plain = nn.Linear(4, 3).double()
+    plain = nn.Linear(4, 3).to(DEVICE, torch.float64)
     mean = loss_named(lambda outputs, targets: outputs.mean())
     assert not executor(plain, way, mean).curvature(rows(plain, 2), directions(plain, 2), Batch(x, y, [5, 4])).any()
 
@@ -377,7 +386,7 @@ def test_what_is_not_used_and_what_is_linear_has_no_curvature(way: str) -> None:
 def test_curvature_draws_what_the_gradient_drew() -> None:
     """Dropout: both are of the same loss."""
     torch.manual_seed(3)
-    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 3)).double()
+    module = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 3)).to(DEVICE, torch.float64)
     W, V, (x, y) = rows(module, 2), directions(module, 2), samples("mlp", 2, 6)
     run = executor(module, "one-by-one")
     found = [run.curvature(W, V, Batch(x, y, [6, 6], seeds=lambda i, at=at: 10 * at + i)) for at in (1, 2)]
@@ -394,10 +403,10 @@ def test_padding_calling_by_size_and_one_by_one_agree(counts: list[int], weighte
     module = built("mlp")
     m = len(counts)
     W, (x, y) = rows(module, m), samples("mlp", m, 6)
-    weight = torch.rand(m, 6, dtype=torch.float64) + 0.1 if weighted else None
+    weight = torch.rand(m, 6, dtype=torch.float64).to(DEVICE) + 0.1 if weighted else None
     batch = Batch(x, y, counts, weight)
-    padded = Stacked(module, Layout.of(module), CROSS_ENTROPY, CPU, pads=True).grad(W, batch)
-    by_size = Stacked(module, Layout.of(module), CROSS_ENTROPY, CPU, pads=False).grad(W, batch)
+    padded = Stacked(module, Layout.of(module), CROSS_ENTROPY, DEVICE, pads=True).grad(W, batch)
+    by_size = Stacked(module, Layout.of(module), CROSS_ENTROPY, DEVICE, pads=False).grad(W, batch)
     alone = executor(module, "one-by-one").grad(W, batch)
     for a, b, c in zip(padded, by_size, alone, strict=True):
         if c is not None:
@@ -408,7 +417,7 @@ def test_padding_calling_by_size_and_one_by_one_agree(counts: list[int], weighte
 def test_what_lies_in_the_padding_does_not_matter() -> None:
     module = built("mlp")
     W, (x, y) = rows(module, 2), samples("mlp", 2, 6)
-    run = Stacked(module, Layout.of(module), CROSS_ENTROPY, CPU, pads=True)
+    run = Stacked(module, Layout.of(module), CROSS_ENTROPY, DEVICE, pads=True)
     G, losses, _ = run.grad(W, Batch(x, y, [6, 2]))
     x[1, 2:], y[1, 2:] = 1e3, 0
     again, same, _ = run.grad(W, Batch(x, y, [6, 2]))
@@ -428,7 +437,7 @@ def chosen(name: str, wanted: str = "auto", loss: Loss = CROSS_ENTROPY, b: int =
 def test_a_plain_network_is_stacked_and_padded() -> None:
     choice = chosen("mlp")
     assert choice.execution.name == "stacked" and choice.execution.pads
-    assert choice.reason == "all clients train at once"
+    assert choice.reason == "all clients train at once, layer by layer"
     assert not choice.random_layers
 
 
@@ -471,6 +480,7 @@ def test_a_users_loss_is_never_padded() -> None:
     assert choice.execution.name == "stacked" and not choice.execution.pads
 
 
+@cpu_only
 def test_convolutions_on_a_cpu_run_a_client_at_a_time() -> None:
     choice = chosen("convolutions")
     assert choice.execution.name == "one-by-one"
@@ -485,7 +495,10 @@ def test_what_was_asked_for_is_done_where_it_can_be(name: str) -> None:
 
 
 @pytest.mark.parametrize("wanted", ["auto", "stacked", "one-by-one"])
-@pytest.mark.parametrize(("name", "word"), [("gru", "gru"), ("lstm", "lstm"), ("undecided", "control flow")])
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [*(pytest.param(n, n, marks=cpu_only) for n in ("gru", "lstm")), ("undecided", "control flow")],
+)
 def test_what_torch_cannot_stack_runs_one_by_one_with_torchs_reason(name: str, word: str, wanted: str) -> None:
     choice = chosen(name, wanted)
     assert choice.execution.name == "one-by-one"
@@ -493,6 +506,7 @@ def test_what_torch_cannot_stack_runs_one_by_one_with_torchs_reason(name: str, w
     assert "\n" not in choice.reason
 
 
+@cpu_only
 def test_torchs_gru_can_be_stacked_for_gradients_only() -> None:
     """So a probe of the gradient alone would promise too much."""
     module = built("gru")
@@ -508,10 +522,34 @@ class Wrong(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.head = nn.Linear(4, 3)
+        self.head, self.factor = nn.Linear(4, 3), nn.Parameter(torch.ones(()))  # outside of a layer: vmap has to do it
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(x) * (2 if torch._C._functorch.maybe_current_level() else 1)
+        return self.head(x) * self.factor * (2 if torch._C._functorch.maybe_current_level() else 1)
+
+
+def test_a_model_that_looks_at_the_whole_batch_is_left_to_vmap() -> None:
+    """Samples of all clients in one batch would be centred on a mean over all of them."""
+    choice = chosen("centred")
+    assert type(choice.execution) is Stacked and "does not give the numbers" in choice.reason
+    module = built("centred")
+    W, (x, y) = rows(module, 2), samples("centred", 2, 5)
+    alone = executor(module, "one-by-one").grad(W, Batch(x, y, [5, 5]))[0]
+    together = executor(module, "layered").grad(W, Batch(x, y, [5, 5]))[0]
+    assert (alone - together).norm() > 1e-3 * alone.norm()
+
+
+@pytest.mark.parametrize("name", LAYER_BY_LAYER)
+def test_known_layers_are_stacked_without_vmap(name: str) -> None:
+    module, (x, y) = built(name), samples(name, 1, 5)
+    choice = choose(module, Layout.of(module), CROSS_ENTROPY, x[0], y[0], "stacked")
+    assert type(choice.execution) is Layered
+
+
+@pytest.mark.parametrize(("name", "word"), [("watching", "seen"), ("words", "Embedding")])
+def test_what_is_not_known_is_stacked_by_vmap_with_a_word(name: str, word: str) -> None:
+    choice = chosen(name)
+    assert type(choice.execution) is Stacked and "by vmap" in choice.reason and word in choice.reason
 
 
 def test_a_model_that_computes_something_else_when_stacked_runs_one_by_one() -> None:
@@ -555,7 +593,7 @@ def test_looking_for_random_layers_uses_up_no_random_numbers() -> None:
 
 def test_a_clients_stream_decides_what_its_layers_draw() -> None:
     torch.manual_seed(0)
-    module = RANDOM["dropout"]().double()
+    module = RANDOM["dropout"]().to(DEVICE, torch.float64)
     run, W, (x, y) = executor(module, "one-by-one"), rows(module, 1).repeat(3, 1), samples("mlp", 1, 4)
     x, y = x.expand(3, -1, -1), y.expand(3, -1)
     before = torch.get_rng_state()
@@ -581,7 +619,7 @@ def test_choosing_leaves_the_users_module_alone() -> None:
 
 def test_a_part_of_a_batch_is_that_of_the_chosen_clients() -> None:
     x, y = samples("mlp", 3, 4)
-    weight = torch.rand(3, 4)
+    weight = torch.rand(3, 4).to(DEVICE)
     part = Batch(x, y, [4, 2, 2], weight).rows([1, 2], 2)
     assert len(part) == 2 and list(part.counts) == [2, 2]
     assert torch.equal(part.x, x[1:, :2]) and torch.equal(part.y, y[1:, :2])

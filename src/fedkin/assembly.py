@@ -26,7 +26,12 @@ from .weights import Layout
 
 FEW = 5
 """Training samples below which a client's part in the means deserves a word."""
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
+DTYPES = {
+    "float32": torch.float32,
+    "float32-strict": torch.float32,
+    "bf16": torch.float32,  # weights stay in single precision; products of them do not
+    "float64": torch.float64,
+}
 GRAPHS = ("given", "none", "empty", "complete", "permuted", "groups", "inferred")
 
 
@@ -140,6 +145,7 @@ def assemble(
         raise ConfigError(str(error)) from None
     first = parts[0][0][:4].to(device), parts[0][1][:4].to(device)
     choice: Choice = choose(module, layout, task.loss, *first, wanted=config.execution)
+    choice.execution.products = config.precision
     warnings = _worth_knowing(config, method, everyone)
     if config.execution == "stacked" and not isinstance(choice.execution, Stacked):
         warnings.append(f"Clients cannot be stacked: {choice.reason}. They run one by one.")

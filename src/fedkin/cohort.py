@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
-from . import streams
+from . import machine, streams
 from .augment import Augmentation
 from .execution import Batch, Execution, batch_weights
-from .optimisers import Local, Optimiser
+from .optimisers import Extra, Local, Optimiser
 from .state import State
 from .task import Metric, Task
 from .weights import Layout
-
-Extra = Callable[[Tensor, int], Tensor]
-"""f(w, k): what is added to the gradient of the first k rows; w (k, d) are their parameters."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -171,6 +171,8 @@ class Cohort:
         index, counts = self._schedule(round, stream, passes, size, wanted)
         moves = self._moves(round, stream, index, counts)
         index = index.to(self.train.x.device, non_blocking=True)
+        uneven = any(min(active) < max(active) for active in counts)
+        sizes = self._sizes(counts).to(self.train.x.device, non_blocking=True) if uneven else None
         for step, active in enumerate(counts):
             k = len(active)
             chosen = index[step, :k, : max(active)]
@@ -181,7 +183,11 @@ class Cohort:
             if self.class_weight is not None:
                 weight = self.class_weight[:k].gather(1, y)
             seeds = self._layer_seeds(round, stream, step) if self.random_layers else None
-            yield Batch(x, y, active, weight, seeds)
+            yield Batch(x, y, active, weight, seeds, None if sizes is None else sizes[step, :k])
+
+    def _sizes(self, counts: list[list[int]]) -> Tensor:
+        """(steps, m) batch sizes, 0 for those that have done: on a GPU once a round, not once a step."""
+        return torch.tensor([active + [0] * (len(self) - len(active)) for active in counts])
 
     def _moves(self, round: int, stream: str, index: Tensor, counts: list[list[int]]) -> Tensor | None:
         """(steps, m, width, 3) how each image of a schedule is moved, as each client's own stream has it."""
@@ -258,8 +264,8 @@ class Cohort:
                 statistics.copy_(moved[f"{side}.{name}"])
         return G[:, :d], G[:, d:]
 
-    def _grad(self, execution: Execution, W: Tensor, batch: Batch) -> Tensor:
-        G, losses, rest = execution.grad(W, batch)
+    def _grad(self, execution: Execution, W: Tensor, batch: Batch, out: Tensor | None = None) -> Tensor:
+        G, losses, rest = execution.grad(W, batch, out)
         if rest is not None:
             W[: len(batch), execution.layout.parameters :] = rest
         if self.loss_sum is None or self.loss_count is None:
@@ -300,18 +306,16 @@ class Cohort:
         optimiser: Optimiser | None = None,
     ) -> Tensor:
         """Local training from rows W (m, D); returns new rows. `extra(w, k)` is added to the first k gradients."""
-        W = W.clone()
+        rows, memory = self.execution.workspace(W)
         main = stream == "train" and optimiser is None
-        optimiser = optimiser or self.optimiser(W, self.carried if main else None)
+        optimiser = optimiser or self.optimiser(rows, self.carried if main else None)
         lr = self.lr(round) if self.rates is None else self.lrs(round)
         for batch in self.batches(round, stream=stream, epochs=epochs):
-            G = self.grad(W, batch)
-            if extra is not None:
-                G = G + extra(W[: len(G), : self.layout.parameters], len(G))
-            optimiser.step(W, G, lr)
+            G = self._grad(self.execution, rows, batch, memory)
+            optimiser.step(rows, G, lr, extra)
         if main and self.carried is not None:
             self.carried = optimiser.state
-        return W
+        return rows if memory is None else rows.clone()
 
     def full_grad(self, W: Tensor, round: int) -> Tensor:
         """(m, d) gradients over all of each client's training samples at once (in passes of a batch).
@@ -334,12 +338,45 @@ class Cohort:
 
 NUMBERS_AT_ONCE = 1 << 24
 """Input numbers of one evaluation pass; bounds its memory."""
+BYTES_AT_ONCE = 1 << 30
+"""Of what a stack of models makes of the inputs of one evaluation pass."""
 SAMPLES_AT_ONCE = 256
 """Samples of a client in one evaluation pass; clients that have no more are left out of the next."""
+SMALL_ROWS = 1 << 22
+"""Weights up to which several models are put below each other to be run at once: copying them costs less than calls."""
 
 
 def evaluate(execution: Execution, samples: Samples, model: Model, metric: Metric) -> Tensor:
     """(m,) each client's metric on its own samples; NaN for one without samples, or where it is undefined."""
+    return evaluate_all(execution, samples, [model], metric)[0]
+
+
+def evaluate_all(execution: Execution, samples: Samples, models: Sequence[Model], metric: Metric) -> Tensor:
+    """(models, m) `evaluate` of several models of the same clients, in one pass where rows are small enough.
+
+    Rows that several models share are run once.
+    """
+    found: dict[int | tuple[object, ...], Tensor] = {}
+    keys = [_same(model) for model in models]
+    distinct = dict(zip(keys, models, strict=True))
+    rows = {key: model for key, model in distinct.items() if isinstance(model, Tensor)}
+    together = execution.name == "stacked" and sum(model.numel() for model in rows.values()) <= SMALL_ROWS
+    if together and len(rows) > 1:
+        beside = samples.take(list(range(len(samples))) * len(rows))
+        scores = _scores(execution, beside, torch.cat(list(rows.values())), metric)
+        found = dict(zip(rows, scores.view(len(rows), -1), strict=True))
+    for key, model in distinct.items():
+        if key not in found:
+            found[key] = _scores(execution, samples, model, metric)
+    return torch.stack([found[key] for key in keys])
+
+
+def _same(model: Model) -> int | tuple[object, ...]:
+    """Equal for models that are the same rows in memory."""
+    return (model.data_ptr(), model.shape, model.stride()) if isinstance(model, Tensor) else id(model)
+
+
+def _scores(execution: Execution, samples: Samples, model: Model, metric: Metric) -> Tensor:
     if not metric.per_sample:
         scores = torch.full((len(samples),), torch.nan, dtype=torch.float64)
         for i, outputs in enumerate(all_outputs(execution, samples, model)):
@@ -348,40 +385,99 @@ def evaluate(execution: Execution, samples: Samples, model: Model, metric: Metri
                 value = metric(outputs, samples.y[start : start + len(outputs)].cpu())
                 scores[i] = torch.as_tensor(value, dtype=torch.float64).mean()
         return scores
-    sums = torch.zeros(len(samples), dtype=torch.float64)
-    for active, index, real, outputs in _passes(execution, samples, model):
-        values = metric(outputs.flatten(0, 1), samples.y[index].flatten(0, 1))
-        sums[active] += torch.where(real, values.view(len(active), -1).double().cpu(), 0.0).sum(1)
-    return sums / torch.tensor(samples.counts, dtype=torch.float64)  # 0 / 0 is NaN: nothing to score
+    sums = torch.zeros(len(samples), dtype=torch.float64, device=samples.x.device)
+    for part, outputs in _passes(execution, samples, model):
+        values = metric(outputs.flatten(0, 1), samples.y[part.index].flatten(0, 1))
+        values = values.view(len(part.clients), -1).double()
+        sums[part.rows] += torch.where(part.real, values, 0.0).sum(1)
+    return sums.cpu() / torch.tensor(samples.counts, dtype=torch.float64)  # 0 / 0 is NaN: nothing to score
 
 
 def all_outputs(execution: Execution, samples: Samples, model: Model) -> list[Tensor]:
     """For each client (n_i, ...) the outputs of its model on its own samples, on the CPU."""
     parts: list[list[Tensor]] = [[] for _ in range(len(samples))]
-    for active, _, real, outputs in _passes(execution, samples, model):
-        for i, own, mask in zip(active, outputs.cpu(), real, strict=True):
-            parts[i].append(own[mask])
+    for part, outputs in _passes(execution, samples, model):
+        for i, own, n in zip(part.clients, outputs.cpu(), part.counts, strict=True):
+            parts[i].append(own[:n])
     return [torch.cat(part) if part else torch.empty(0) for part in parts]
 
 
-def _passes(execution: Execution, samples: Samples, model: Model) -> Iterator[tuple[list[int], Tensor, Tensor, Tensor]]:
-    """All samples once, those of several clients (k) side by side: (the clients, (k, b) indices of their samples,
-    (k, b) which of them are real and not padding, (k, b, ...) outputs)."""
-    m, longest = len(samples), max(samples.counts, default=0)
-    width = max(1, min(SAMPLES_AT_ONCE, NUMBERS_AT_ONCE // max(1, m * samples.x[:1].numel())))
-    for at in range(0, longest, width):
-        active = [i for i, n in enumerate(samples.counts) if n > at]
-        counts = torch.tensor([samples.counts[i] for i in active])[:, None]
-        positions = torch.arange(at, min(at + width, longest))
-        index = torch.tensor([samples.starts[i] for i in active])[:, None] + torch.minimum(positions, counts - 1)
-        index = index.to(samples.x.device)
-        outputs = _outputs(execution, model, active if len(active) < m else None, samples.x[index])
-        yield active, index, positions < counts, outputs
+@dataclass(frozen=True, repr=False)
+class _Part:
+    """Some samples of several clients (k), side by side."""
+
+    clients: list[int]
+    counts: list[int]
+    """Of each, how many of its samples are here."""
+    rows: slice | Tensor
+    """The clients again, as what picks their rows: without a copy where they follow each other."""
+    index: Tensor
+    """(k, b) numbers of their samples."""
+    real: Tensor
+    """(k, b) which of them are real and not padding."""
 
 
-def _outputs(execution: Execution, model: Model, clients: list[int] | None, x: Tensor) -> Tensor:
-    """(k, b, ...) outputs of some clients' models, of all by default."""
-    if isinstance(model, Predictor):
-        chosen = model if clients is None else model.take(torch.tensor(clients, device=x.device))
-        return chosen.outputs(execution, x)
-    return execution.outputs(model if clients is None else model[clients], x)
+def _passes(execution: Execution, samples: Samples, model: Model) -> Iterator[tuple[_Part, Tensor]]:
+    """All samples once, those of several clients side by side, and (k, b, ...) the outputs of their models."""
+    longest = max(samples.counts, default=0)
+    if not longest:
+        return
+    numbers = max(1, samples.x[:1].numel())
+    width = min(longest, SAMPLES_AT_ONCE, max(1, NUMBERS_AT_ONCE // numbers))
+    most = NUMBERS_AT_ONCE // numbers
+    if execution.name == "stacked":  # else there is but one client's at a time
+        most = min(most, BYTES_AT_ONCE // _bytes_per_sample(execution, samples, model))
+        width = min(width, max(1, most))
+    for part in _parts(samples.starts, samples.counts, width, max(1, most // width), samples.x.device):
+        yield part, _outputs(execution, _some(model, part.rows), samples.x[part.index])
+
+
+def _some(model: Model, rows: slice | Tensor) -> Model:
+    return Predictor(model.function, model.rows.take(rows)) if isinstance(model, Predictor) else model[rows]
+
+
+def _outputs(execution: Execution, model: Model, x: Tensor) -> Tensor:
+    """(k, b, ...) outputs of all clients' models."""
+    return model.outputs(execution, x) if isinstance(model, Predictor) else execution.outputs(model, x)
+
+
+@lru_cache(maxsize=16)
+def _parts(
+    starts: tuple[int, ...], counts: tuple[int, ...], width: int, clients: int, device: torch.device
+) -> tuple[_Part, ...]:
+    """All samples in parts of at most so many of a client, and of so many clients; kept from round to round."""
+    parts = []
+    for at in range(0, max(counts), width):
+        active = [i for i, n in enumerate(counts) if n > at]
+        for first in range(0, len(active), clients):
+            some = active[first : first + clients]
+            left = torch.tensor([counts[i] - at for i in some])[:, None]
+            positions = torch.arange(min(width, max(counts) - at))
+            index = torch.tensor([starts[i] + at for i in some])[:, None] + torch.minimum(positions, left - 1)
+            follow = some[-1] - some[0] == len(some) - 1
+            parts.append(
+                _Part(
+                    clients=some,
+                    counts=left.squeeze(1).clamp(max=width).tolist(),
+                    rows=slice(some[0], some[-1] + 1) if follow else torch.tensor(some, device=device),
+                    index=index.to(device),
+                    real=(positions < left).to(device),
+                )
+            )
+    return tuple(parts)
+
+
+_SAMPLE_BYTES: WeakKeyDictionary[Execution, int] = WeakKeyDictionary()
+
+
+def _bytes_per_sample(execution: Execution, samples: Samples, model: Model) -> int:
+    """What a model makes of one sample takes, seen once for each execution: by how much three take more than one."""
+    if execution not in _SAMPLE_BYTES:
+        one, seen = _some(model, slice(0, 1)), []
+        with suppress(Exception):  # a model that cannot score so few is none that could be measured
+            for count in (1, 3):
+                with machine.tensor_bytes() as used:
+                    _outputs(execution, one, samples.x[:1].expand(count, *samples.x.shape[1:])[None].clone())
+                seen.append(used())
+        _SAMPLE_BYTES[execution] = max(1, (seen[1] - seen[0]) // 2) if len(seen) == 2 else 1
+    return _SAMPLE_BYTES[execution]

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import copy
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
+from .layers import Plan, Rows, Unknown
+from .replay import Player
 from .task import Loss
 from .weights import Layout
 
@@ -33,6 +36,8 @@ class Batch:
     counts: Sequence[int]
     weight: Tensor | None = None
     seeds: Callable[[int], int] | None = None
+    sizes: Tensor | None = None
+    """`counts` on the device, where they are at hand."""
 
     def __len__(self) -> int:
         return len(self.counts)
@@ -49,8 +54,15 @@ class Execution(Protocol):
     name: str
     layout: Layout
 
-    def grad(self, W: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Of the first k rows of W (·, D): gradients (k, d), losses (k,), what the pass left in buffers (k, D - d)."""
+    def grad(self, W: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Of the first k rows of W (·, D): gradients (k, d), losses (k,), what the pass left in buffers (k, D - d).
+
+        The gradients are new, or written into the first rows of `out` (·, d).
+        """
+
+    def workspace(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A copy of rows (m, D) to train on, and memory for their gradients (m, d) where that is kept: until the next
+        call. What is to last has to be copied."""
 
     def curvature(self, W: Tensor, V: Tensor, batch: Batch) -> Tensor:
         """(k, d) the Hessian of each client's loss at its row of W, times its row of V (k, d). Buffers stay."""
@@ -85,20 +97,51 @@ class _Executor:
         self.layout = layout
         self.loss = loss
         self.device = device
+        self.products = "float32"
+        """How weights are multiplied, as `precision` in the configuration: on a GPU float32 means TF32."""
         self.training = copy.deepcopy(module).to(device).train()
         self.evaluating = copy.deepcopy(module).to(device).eval()
         self.counters = {name: start.to(device) for name, start in layout.counters}
         self.buffered = layout.size > layout.parameters
 
+    def workspace(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """A copy of rows (m, D) to train on, and memory for their gradients (m, d) where that is kept."""
+        return rows.clone(), None
+
     def _evaluate(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(self.evaluating, {**tensors, **self.counters}, (x,))  # type: ignore[no-any-return]
 
+    @contextmanager
+    def _precision(self) -> Iterator[None]:
+        half = self.products == "bf16"
+        with ExitStack() as stack:
+            if self.device.type == "cuda":
+                stack.enter_context(tf32(self.products != "float32-strict"))
+            if half:
+                stack.enter_context(torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False))
+            yield
+
     @cached_property
-    def mixture(self) -> Self:
+    def mixture(self) -> Stacked | OneByOne:
         module = Mixture(self.training)
-        pair = type(self)(module, Layout.of(module), self.loss, self.device)
-        pair.pads = self.pads
+        kind = OneByOne if isinstance(self, OneByOne) else Stacked
+        pair = kind(module, Layout.of(module), self.loss, self.device)
+        pair.pads, pair.products = self.pads, self.products
         return pair
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """Inside, a GPU multiplies float32 in TF32, or does not. Never leave it on for Gram matrices and mixing (T26)."""
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    before = [switch.fp32_precision for switch in switches]
+    for switch in switches:
+        switch.fp32_precision = "tf32" if allowed else "ieee"
+    try:
+        yield
+    finally:
+        for switch, precision in zip(switches, before, strict=True):
+            switch.fp32_precision = precision
 
 
 class OneByOne(_Executor):
@@ -106,9 +149,9 @@ class OneByOne(_Executor):
 
     name = "one-by-one"
 
-    def grad(self, W: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+    def grad(self, W: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         k, d = len(batch), self.layout.parameters
-        G, losses = W.new_empty(k, d), W.new_empty(k)
+        G, losses = W.new_empty(k, d) if out is None else out[:k], W.new_empty(k)
         rest = W[:k, d:].clone() if self.buffered else None
         for i in range(k):
             trained, given, loss = self._pass(W[i], batch, i)
@@ -136,16 +179,15 @@ class OneByOne(_Executor):
         given = {**trained, **fixed, **{n: c.clone() for n, c in self.counters.items()}}
         count = batch.counts[i]
         weight = None if batch.weight is None else batch.weight[i, :count]
-        with torch.enable_grad(), _stream(batch, i, w.device):
+        with torch.enable_grad(), _stream(batch, i, w.device), self._precision():
             outputs = functional_call(self.training, given, (batch.x[i, :count],))
-            loss = self.loss(outputs, batch.y[i, :count], weight)
+            loss = self.loss(outputs.to(w.dtype), batch.y[i, :count], weight)
         return list(trained.values()), given, loss
 
     def outputs(self, W: Tensor, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return torch.stack(
-                [self._evaluate(self.layout.tensors(w), samples) for w, samples in zip(W, x, strict=True)]
-            )
+        with torch.no_grad(), self._precision():
+            each = [self._evaluate(self.layout.tensors(w), samples) for w, samples in zip(W, x, strict=True)]
+        return torch.stack(each).to(W.dtype)
 
 
 class Stacked(_Executor):
@@ -157,7 +199,37 @@ class Stacked(_Executor):
         super().__init__(module, layout, loss, device)
         self.pads = pads
         """Whether short batches may be padded with samples of weight zero; otherwise there is a call a batch size."""
-        self._forward = vmap(self._evaluate, in_dims=(0, 0))
+        self.player = Player(self._call, layout.parameters) if device.type == "cuda" else None
+
+    def workspace(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        return super().workspace(rows) if self.player is None else self.player.workspace(rows)
+
+    def grad(self, W: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
+        k, d = len(batch), self.layout.parameters
+        sizes = sorted(set(batch.counts))
+        if len(sizes) == 1 or self.pads:
+            size = sizes[-1]
+            weight = batch_weights(batch, W) if len(sizes) > 1 else _cut(batch.weight, size)
+            step = self._call if self.player is None else self.player
+            return step(W[:k], batch.x[:, :size], batch.y[:, :size], weight, None if out is None else out[:k])
+        G, losses = W.new_empty(k, d) if out is None else out[:k], W.new_empty(k)
+        left = W.new_empty(k, self.layout.size - d) if self.buffered else None
+        for size in sizes:
+            chosen = [i for i, count in enumerate(batch.counts) if count == size]
+            part = batch.rows(chosen, size)
+            G[chosen], losses[chosen], own = self._call(W[chosen], part.x, part.y, part.weight, None)
+            if left is not None and own is not None:
+                left[chosen] = own
+        return G, losses, left
+
+    def _call(
+        self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Gradients, losses and buffers of k clients whose batches are of one size; weights (k, b) of samples."""
+        step = vmap(grad_and_value(self._loss, has_aux=True), in_dims=(0, 0, 0, 0, None if weight is None else 0))
+        with self._precision():
+            grads, (losses, rest) = step(self.layout.trained(W), self.layout.rest(W), x, y, weight)
+        return self.layout.flat(grads, out=out), losses, self.layout.flat(rest) if self.buffered else None
 
     def _loss(
         self, trained: dict[str, Tensor], rest: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor | None
@@ -168,33 +240,8 @@ class Stacked(_Executor):
         given = {**trained, **rest, **counters}
         outputs = functional_call(self.training, given, (x,))
         # From `given`: a buffer that was assigned to, not written into, is new there.
-        return self.loss(outputs, y, weight), {n: given[n] for n in rest}
-
-    def grad(self, W: Tensor, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        k = len(batch)
-        sizes = sorted(set(batch.counts))
-        if len(sizes) == 1:
-            return self._call(W[:k], batch, None if batch.weight is None else batch.weight[:, : sizes[0]])
-        if self.pads:
-            return self._call(W[:k], batch, batch_weights(batch, W))
-        d = self.layout.parameters
-        G, losses = W.new_empty(k, d), W.new_empty(k)
-        rest = W.new_empty(k, self.layout.size - d) if self.buffered else None
-        for size in sizes:
-            chosen = [i for i, count in enumerate(batch.counts) if count == size]
-            part = batch.rows(chosen, size)
-            G[chosen], losses[chosen], left = self._call(W[chosen], part, part.weight)
-            if rest is not None and left is not None:
-                rest[chosen] = left
-        return G, losses, rest
-
-    def _call(self, W: Tensor, batch: Batch, weight: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
-        step = vmap(grad_and_value(self._loss, has_aux=True), in_dims=(0, 0, 0, 0, None if weight is None else 0))
-        size = max(batch.counts)
-        grads, (losses, rest) = step(
-            self.layout.trained(W), self.layout.rest(W), batch.x[:, :size], batch.y[:, :size], weight
-        )
-        return self.layout.flat(grads), losses, self.layout.flat(rest) if self.buffered else None
+        kind = next(iter(trained.values())).dtype
+        return self.loss(outputs.to(kind), y, weight), {n: given[n] for n in rest}
 
     def curvature(self, W: Tensor, V: Tensor, batch: Batch) -> Tensor:
         H = torch.empty_like(V)
@@ -222,13 +269,55 @@ class Stacked(_Executor):
         return torch.stack([(slopes[n] * along[n]).sum() for n in slopes]).sum()
 
     def outputs(self, W: Tensor, x: Tensor) -> Tensor:
-        with torch.no_grad():
-            return self._forward(self.layout.tensors(W), x)
+        with torch.no_grad(), self._precision():
+            return vmap(self._evaluate, in_dims=(0, 0))(self.layout.tensors(W), x).to(W.dtype)  # type: ignore[no-any-return]
+
+
+class Layered(Stacked):
+    """All clients at once, layer by layer, without vmap: for modules whose layers with weights are known to `layers`."""
+
+    def __init__(self, module: nn.Module, layout: Layout, loss: Loss, device: torch.device, pads: bool = False) -> None:
+        super().__init__(module, layout, loss, device, pads)
+        self.plan, self.evaluation = Plan.of(self.training), Plan.of(self.evaluating)
+
+    def _call(
+        self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, out: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        k, d = len(W), self.layout.parameters
+        G = W.new_empty(k, d) if out is None else out
+        trained = {n: t.requires_grad_() for n, t in self.layout.trained(W.detach()).items()}
+        left = W[:, d:].detach().clone() if self.buffered else None
+        tensors = trained if left is None else {**trained, **self.layout.rest(left, d)}
+        slots = self.layout.trained(G)
+        rows = Rows(tensors, k, {n: slot for n, slot in slots.items() if self.plan.called_once(n)})
+        with torch.enable_grad(), self._precision():
+            outputs = self.plan(rows, x.bfloat16() if self._halves(x) else x)
+        with torch.enable_grad():
+            losses = self.loss.each(outputs.to(W.dtype), y, weight)
+            slopes = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
+        for (name, slot), slope in zip(slots.items(), slopes, strict=True):
+            if slope is not None:
+                slot.copy_(slope)
+            elif name not in rows.written:
+                slot.zero_()
+        return G, losses.detach(), left
+
+    def _halves(self, x: Tensor) -> bool:
+        return self.products == "bf16" and x.is_floating_point()
+
+    def outputs(self, W: Tensor, x: Tensor) -> Tensor:
+        with torch.no_grad(), self._precision():
+            outputs = self.evaluation(Rows(self.layout.tensors(W), len(W)), x.bfloat16() if self._halves(x) else x)
+        return outputs.to(W.dtype)
+
+
+def _cut(weight: Tensor | None, size: int) -> Tensor | None:
+    return None if weight is None else weight[:, :size]
 
 
 def batch_weights(batch: Batch, like: Tensor) -> Tensor:
     """(k, b) weights in which padding weighs nothing."""
-    counts = torch.tensor(batch.counts, device=batch.x.device)
+    counts = torch.tensor(batch.counts, device=batch.x.device) if batch.sizes is None else batch.sizes
     real = (torch.arange(max(batch.counts), device=batch.x.device) < counts[:, None]).to(like.dtype)
     return real if batch.weight is None else real * batch.weight[:, : real.shape[1]]
 
@@ -291,28 +380,46 @@ class Choice:
 def choose(module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor, wanted: str = "auto") -> Choice:
     """Decides between 'stacked' and 'one-by-one' by this rule (x, y: a few samples of one client).
 
-    1. Layers that draw random numbers, or that vmap cannot stack faithfully in gradient *and* forward pass: one-by-one.
-    2. Convolutions on a CPU: one-by-one, which is about 20 % ahead there.
-    3. Otherwise stacked.
+    1. Layers that draw random numbers: one-by-one.
+    2. Stacked layer by layer where all layers with weights are known, else by vmap; each only if gradient *and* forward
+       pass give the numbers of separate modules. Otherwise one-by-one.
+    3. Convolutions on a CPU: one-by-one, which is as fast there and needs less memory.
+    4. Otherwise stacked.
     """
     plain = OneByOne(module, layout, loss, x.device)
-    random_layers = draws_random_numbers(module, x)
-    if random_layers:
+    if draws_random_numbers(module, x):
         return Choice(plain, "the model has layers that draw random numbers (such as dropout)", True)
-    stacked = Stacked(module, layout, loss, x.device)
-    probe, x, y = _in_double_precision(module, x, y)
-    trouble = _trouble(probe, layout, loss, x, y)
-    if trouble:
-        return Choice(plain, trouble)
+    probe, few, targets = _in_double_precision(module, x, y)
+    kind, word = _way_to_stack(probe, layout, loss, few, targets)
+    if kind is None:
+        return Choice(plain, word)
+    stacked = kind(module, layout, loss, x.device)
     exact = loss.per_sample and not has_batch_statistics(module)
-    stacked.pads = exact and _padding_is_exact(Stacked(probe, layout, loss, x.device), probe, x, y)
+    stacked.pads = exact and _padding_is_exact(kind(probe, layout, loss, x.device), probe, few, targets)
     if wanted == "stacked":
         return Choice(stacked, "as configured")
     if wanted == "one-by-one":
         return Choice(plain, "as configured")
     if x.device.type == "cpu" and any(isinstance(m, CONVOLUTIONS) for m in module.modules()):
-        return Choice(plain, "convolutions on a CPU are faster a client at a time")
-    return Choice(stacked, "all clients train at once")
+        return Choice(plain, "convolutions on a CPU are as fast a client at a time, in less memory")
+    return Choice(stacked, word)
+
+
+def _way_to_stack(
+    module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor
+) -> tuple[type[Stacked] | None, str]:
+    """How this model can be stacked, if at all, and a word on it: a sentence's end."""
+    try:
+        if len(x) < 2:
+            raise Unknown("one sample cannot show whether samples depend on each other")
+        trouble = _trouble(Layered(module, layout, loss, x.device), module, x, y)
+    except Unknown as unknown:
+        trouble = str(unknown)
+    if trouble is None:
+        return Layered, "all clients train at once, layer by layer"
+    if (trouble_of_vmap := _trouble(Stacked(module, layout, loss, x.device), module, x, y)) is not None:
+        return None, trouble_of_vmap
+    return Stacked, f"all clients train at once, by vmap ({trouble})"
 
 
 def _pair(layout: Layout, module: nn.Module, x: Tensor) -> Tensor:
@@ -333,11 +440,15 @@ def _in_double_precision(module: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Mo
     return twin, wide, target
 
 
-def _trouble(module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor) -> str | None:
-    """Why this model cannot be stacked: a sentence's end, or None."""
-    plain, stacked = OneByOne(module, layout, loss, x.device), Stacked(module, layout, loss, x.device)
+def _trouble(stacked: Stacked, module: nn.Module, x: Tensor, y: Tensor) -> str | None:
+    """Why this model cannot be stacked in that way: a sentence's end, or None."""
+    layout = stacked.layout
+    plain = OneByOne(module, layout, stacked.loss, x.device)
     W = _pair(layout, module, x)
-    batch = Batch(torch.stack([x, x.flip(0)]), torch.stack([y, y.flip(0)]), [len(x)] * 2)
+    # The second client has other samples, between the first's: a mean over all must not be the same for both.
+    other = torch.arange(len(x), device=x.device) // 2
+    between = (x + x[:1]) / 2 if x.is_floating_point() else x[other]
+    batch = Batch(torch.stack([x, between]), torch.stack([y, y[other]]), [len(x)] * 2)
     expected = (*plain.grad(W, batch), plain.outputs(W, batch.x))
     try:
         found = (*stacked.grad(W, batch), stacked.outputs(W, batch.x))
@@ -345,7 +456,7 @@ def _trouble(module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor
         first = (str(error).strip().splitlines() or [type(error).__name__])[0]
         return f"torch cannot stack this model ({textwrap.shorten(first, 160, placeholder=' ...')})"
     for a, b in zip(expected, found, strict=True):
-        if a is not None and b is not None and not _close(a, b):
+        if a is not None and b is not None and (a.shape != b.shape or not _close(a, b)):
             return "stacking this model does not give the numbers of separate modules"
     return None
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from .cohort import Cohort, Model
 from .federation import Problem
-from .optimisers import Local
+from .optimisers import Local, Proximal
 from .state import Memory, Message, Server, State, Upload
 from .streams import Rng
 
@@ -26,6 +26,7 @@ __all__ = [
     "Method",
     "Model",
     "Problem",
+    "Proximal",
     "Rng",
     "Server",
     "State",

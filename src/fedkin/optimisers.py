@@ -6,6 +6,8 @@ Clients that have run out of batches stand still: a step touches the first k row
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -13,6 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
+from . import kernels
 from .state import State
 
 
@@ -55,6 +58,24 @@ class Local(BaseModel):
         return 1.0
 
 
+Extra = Callable[[Tensor, int], Tensor]
+"""f(w, k): what is added to the gradient of the first k rows; w (k, d) are their parameters."""
+
+
+@dataclass(frozen=True, repr=False)
+class Proximal:
+    """The gradient of ||w - anchor||^2 / (2 beta), for clients with anchors (m, ·) and beta (m, 1) of their own.
+
+    An `extra` like any other, but one that Adam can add while it has the weights in hand.
+    """
+
+    anchor: Tensor
+    beta: Tensor
+
+    def __call__(self, w: Tensor, k: int) -> Tensor:
+        return (w - self.anchor[:k, : w.shape[1]]) / self.beta[:k]
+
+
 class Optimiser:
     """The state of one optimiser for all rows of W, and its step.
 
@@ -75,28 +96,36 @@ class Optimiser:
             return State(steps=steps, first=zeros, second=zeros.clone())
         return State(momentum=zeros) if local.momentum else State()
 
-    def step(self, W: Tensor, G: Tensor, lr: float | Tensor) -> None:
+    def step(self, W: Tensor, G: Tensor, lr: float | Tensor, extra: Extra | None = None) -> None:
         """Moves the first k = len(G) rows of W along their gradients G (k, d), which may be overwritten.
 
         lr: one rate, or (m, 1) in float64, a rate for each row of W; equal rates give equal bits either way.
+        extra(w, k) is added to the gradients first.
         """
         k, local = len(G), self.local
         lr = lr[:k] if isinstance(lr, Tensor) else lr
         w = W[:k, : self.d]
+        fused = local.optimiser == "adam" and not local.clip and w.dtype == torch.float32 and kernels.usable(w)
+        near = extra if fused and isinstance(extra, Proximal) else None
+        if extra is not None and near is None:
+            G.add_(extra(w, k))
         if local.clip:
             norm = torch.linalg.vector_norm(G, dim=1, keepdim=True)
-            G = G.mul_((local.clip / (norm + 1e-6)).clamp(max=1.0))
-        if local.weight_decay:
-            G = G.add_(w, alpha=local.weight_decay)
+            G.mul_((local.clip / (norm + 1e-6)).clamp(max=1.0))
+        if local.weight_decay and not fused:
+            G.add_(w, alpha=local.weight_decay)
         if local.optimiser == "adam":
             beta1, beta2 = local.betas
             steps, first, second = self.state.steps[:k], self.state.first[:k], self.state.second[:k]
             steps += 1
-            first.lerp_(G, 1 - beta1)
-            second.mul_(beta2).addcmul_(G, G, value=1 - beta2)
             # Not lr / (...): with a number above, torch takes the reciprocal first, with a column it divides.
             size = ((1 - _power(beta1, steps)).reciprocal() * lr).to(W.dtype)
             root = (1 - _power(beta2, steps)).sqrt().to(W.dtype)
+            if fused:
+                kernels.adam(w, G, first, second, size, root, local.betas, local.eps, local.weight_decay, near)
+                return
+            first.lerp_(G, 1 - beta1)
+            second.mul_(beta2).addcmul_(G, G, value=1 - beta2)
             # G is done with and takes the denominator, so that a step needs no further memory of W's size.
             w.addcdiv_(first, torch.sqrt(second, out=G).div_(root).add_(local.eps).div_(size), value=-1.0)
         elif local.momentum:

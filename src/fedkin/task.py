@@ -142,6 +142,15 @@ class Loss:
             return values.mean()
         return (values * weight).sum() / weight.sum().clamp(min=torch.finfo(values.dtype).tiny)
 
+    def each(self, outputs: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
+        """(k,) the losses of k clients' batches: outputs and targets (k, b, ...), weights (k, b) or none."""
+        if not self.per_sample:
+            return torch.vmap(self, in_dims=(0, 0, None if weight is None else 0))(outputs, targets, weight)
+        values = self.function(outputs.flatten(0, 1), targets.flatten(0, 1)).view(len(outputs), -1)
+        if weight is None:
+            return values.mean(1)
+        return (values * weight).sum(1) / weight.sum(1).clamp(min=torch.finfo(values.dtype).tiny)
+
 
 @dataclass(frozen=True)
 class Metric:

@@ -62,17 +62,20 @@ class Layout:
     def trained(self, W: Tensor) -> dict[str, Tensor]:
         return {f.name: W[..., f.start : f.stop].view(W.shape[:-1] + f.shape) for f in self.fields[: self._count]}
 
-    def rest(self, W: Tensor) -> dict[str, Tensor]:
-        """What is not trained: frozen parameters and float buffers."""
-        return {f.name: W[..., f.start : f.stop].view(W.shape[:-1] + f.shape) for f in self.fields[self._count :]}
+    def rest(self, W: Tensor, start: int = 0) -> dict[str, Tensor]:
+        """What is not trained: frozen parameters and float buffers. W may begin at column `start`."""
+        return {
+            f.name: W[..., f.start - start : f.stop - start].view(W.shape[:-1] + f.shape)
+            for f in self.fields[self._count :]
+        }
 
     @property
     def _count(self) -> int:
         return sum(f.start < self.parameters for f in self.fields)
 
-    def flat(self, tensors: Mapping[str, Tensor], lead: int = 1) -> Tensor:
+    def flat(self, tensors: Mapping[str, Tensor], lead: int = 1, out: Tensor | None = None) -> Tensor:
         """Named tensors (those of `trained` or `rest`, in order) back to columns; `lead` leading dimensions stay."""
-        return torch.cat([t.reshape(*t.shape[:lead], -1) for t in tensors.values()], dim=-1)
+        return torch.cat([t.reshape(*t.shape[:lead], -1) for t in tensors.values()], dim=-1, out=out)
 
     def load(self, module: nn.Module, row: Tensor) -> nn.Module:
         """Writes a row into a module and returns it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 import torch
@@ -9,7 +10,21 @@ from pydantic import Field
 
 from .. import collaboration as co
 from ..attention import FUNCTIONS, Attention
-from ..method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ..method import (
+    Cohort,
+    Local,
+    Memory,
+    Message,
+    Method,
+    Model,
+    Problem,
+    Proximal,
+    Rng,
+    Server,
+    State,
+    Tensor,
+    Upload,
+)
 
 # sigma, weight on others by data set: (practical, iid, pathological); preprint, tables 2-4. The preprint prints 0.084
 # for IID EMNIST, a misprint for 0.984 = 1 - 1/62.
@@ -49,6 +64,7 @@ class FedAMP(Method):
     ] = 1e4
     beta_decay: Annotated[float, Field(gt=0, le=1, description="factor by which beta falls")] = 0.1
     beta_every: Annotated[int, Field(ge=1, description="rounds between decays of beta")] = 30
+    top: Annotated[int, Field(ge=0, description="others that a client attends to, the nearest; 0: all")] = 0
     similarity: Annotated[
         Literal["all", "head", "updates"] | list[str], Field(description="weights that attention looks at, or layers")
     ] = "all"
@@ -72,6 +88,10 @@ class FedAMP(Method):
     def check(self, problem: Problem, local: Local) -> None:
         if self.sigma == "auto" and (self.mode == "theory" or self.attention == "tamed_square_root"):
             raise ValueError("An automatic sigma is for practice mode with negative_exponential; give sigma a number.")
+        if self.top and self.mode == "theory":
+            raise ValueError(
+                "Attention to the top nearest only is for practice mode; theory mode steps along them all."
+            )
         for setting in (self.weight_on_others, self.beta):
             missing = [n for n in problem.names if isinstance(setting, dict) and n not in setting]
             if missing:
@@ -99,26 +119,27 @@ class FedAMP(Method):
     def xi(self, problem: Problem, W: Tensor, heard: Tensor) -> Tensor:
         """(m, m) collaboration; clients never heard from take no part in it and keep the model they have."""
         if len(W) > 1 and bool(heard.all()):
-            return self.collaborate(problem, W, list(problem.names))
+            return self.collaborate(problem, W)
         xi = torch.eye(len(W), dtype=torch.float64, device=W.device)
         among = heard.nonzero().squeeze(1)
         if len(among) > 1:
-            xi[among[:, None], among] = self.collaborate(problem, W[among], [problem.names[i] for i in among.tolist()])
+            xi[among[:, None], among] = self.collaborate(problem, W, among)
         return xi
 
-    def collaborate(self, problem: Problem, W: Tensor, names: list[str]) -> Tensor:
+    def collaborate(self, problem: Problem, W: Tensor, among: Tensor | None = None) -> Tensor:
         """xi among clients that were heard from: equation (5) in theory, (7)-(11) of the preprint in practice."""
         if self.mode == "theory":
-            distances, _ = co.squared_distances(*self.looked_at(problem, W))
+            distances, _ = co.squared_distances(*self.looked_at(problem, W), among)
             return co.theory_weights(distances, self._function(), self._alpha(problem.rounds))
-        others = co.softmax_of_others(self.logits(problem, W))
+        others = co.softmax_of_others(co.only_nearest(self.logits(problem, W, among), self.top))
         if self.weight_on_others == "auto":
             return co.with_self(others, co.automatic_weight_on_others(others))
+        names = problem.names if among is None else [problem.names[i] for i in among.tolist()]
         tau = _per_client(self.weight_on_others, names)
         return co.with_self(others, torch.tensor(tau, dtype=others.dtype, device=others.device))
 
-    def logits(self, problem: Problem, W: Tensor) -> Tensor:
-        distances, norms = co.squared_distances(*self.looked_at(problem, W))
+    def logits(self, problem: Problem, W: Tensor, among: Tensor | None) -> Tensor:
+        distances, norms = co.squared_distances(*self.looked_at(problem, W), among)
         if self.attention == "negative_exponential":
             return co.gaussian_logits(distances, norms, None if self.sigma == "auto" else self.sigma)
         return self._function().log_slope(distances / 2)
@@ -149,13 +170,12 @@ class FedAMP(Method):
         return State(personal=problem.initial.repeat(len(clients), 1))
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
-        d = cohort.layout.parameters
         u, beta = message.u, self._beta(cohort, round).to(message.u)
         if round < 1:  # pre-training alone, before the first exchange
             W = cohort.fit(u, round)
         else:
             start = u if self.init_from == "cloud" else memory.personal
-            W = cohort.fit(start, round, extra=lambda w, k: (w - u[:k, :d]) / beta[:k])
+            W = cohort.fit(start, round, extra=Proximal(u, beta))
         return State(W=W), State(personal=W)
 
     def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
@@ -190,7 +210,8 @@ class FedAMP(Method):
         for i in range(problem.known, len(problem)):
             if server.heard[i]:
                 among = torch.cat([hosts, hosts.new_tensor([i])])
-                others = co.softmax_of_others(co.cosine_logits(distances[among][:, among], None))
+                logits = co.cosine_logits(distances[among][:, among], None)
+                others = co.softmax_of_others(co.only_nearest(logits, self.top))
                 server.xi[i, among] = co.with_self(others, co.automatic_weight_on_others(others))[-1]
         return server.xi
 
@@ -201,5 +222,5 @@ class FedAMP(Method):
         return (heard if heard.any() else ~heard).nonzero().squeeze(1)
 
 
-def _per_client(setting: float | dict[str, float], names: list[str] | tuple[str, ...]) -> list[float]:
+def _per_client(setting: float | dict[str, float], names: Sequence[str]) -> list[float]:
     return [setting[n] for n in names] if isinstance(setting, dict) else [setting] * len(names)

@@ -1,0 +1,243 @@
+"""A module for many clients at once, layer by layer: the samples of all clients lie side by side in one batch, and a
+layer with weights uses a row of weights for each client.
+
+`Plan.of` reads a module's forward pass (torch.fx). What has no weights runs as it is, on all samples: right where it
+treats samples one by one, which `execution.choose` tries with numbers. What has weights must be a layer known here.
+Everything else is left to vmap, which can do more and does it more slowly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, fx, nn
+
+from . import kernels
+
+
+class Unknown(Exception):
+    """A module that cannot be read layer by layer, and why: a sentence's end."""
+
+
+@dataclass(frozen=True, repr=False)
+class Rows:
+    """The named tensors of k clients, (k, *shape) each, and where their gradients belong."""
+
+    tensors: Mapping[str, Tensor]
+    clients: int
+    gradients: Mapping[str, Tensor] = field(default_factory=dict)
+    written: set[str] = field(default_factory=set)
+    """What layers wrote into `gradients` by themselves, in place of handing it to autograd."""
+
+    def __getitem__(self, name: str) -> Tensor | None:
+        return self.tensors.get(name)
+
+    def sink(self, name: str) -> kernels.Sink | None:
+        """Where a layer has to write this gradient, if it is asked to."""
+        gradient = self.gradients.get(name)
+        return None if gradient is None else kernels.Sink(gradient, name, self.written)
+
+    def apart(self, x: Tensor) -> Tensor:
+        """(k b, ...) samples side by side as (k, b, ...)."""
+        return x.unflatten(0, (self.clients, -1))
+
+
+Rule = Callable[[Any, Rows, str, Tensor], Tensor]
+
+
+def linear(layer: nn.Linear, rows: Rows, name: str, x: Tensor) -> Tensor:
+    """(k b, ..., inputs) -> (k b, ..., outputs): a batched product, a client a batch."""
+    weight, bias = rows[f"{name}.weight"], rows[f"{name}.bias"]
+    assert weight is not None
+    samples = x.reshape(rows.clients, -1, x.shape[-1])
+    if kernels.usable(x):
+        y = kernels.Linear.apply(samples, weight, bias, rows.sink(f"{name}.weight"), rows.sink(f"{name}.bias"))
+    elif bias is None:
+        y = samples @ weight.mT
+    else:
+        y = torch.baddbmm(bias.unsqueeze(1), samples, weight.mT)
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def convolution(layer: nn.Conv2d, rows: Rows, name: str, x: Tensor) -> Tensor:
+    """(k b, C, H, W) -> (k b, C', H', W')."""
+    weight, bias = rows[f"{name}.weight"], rows[f"{name}.bias"]
+    assert weight is not None
+    if kernels.usable(x) and kernels.convolves(layer):
+        sinks = rows.sink(f"{name}.weight"), rows.sink(f"{name}.bias")
+        y: Tensor = kernels.Convolution.apply(x, weight, bias, *sinks, (layer.stride, layer.padding, layer.dilation))
+        return y
+    # A client's images lie together, so each convolution reads and writes one piece of memory.
+    each = [
+        F.conv2d(own, weight[i], None if bias is None else bias[i], layer.stride, layer.padding, layer.dilation)
+        for i, own in enumerate(x.chunk(rows.clients))
+    ]
+    return torch.cat(each)
+
+
+def batch_norm(layer: nn.modules.batchnorm._BatchNorm, rows: Rows, name: str, x: Tensor) -> Tensor:
+    """Each client has statistics of its own batch; its running ones, in `rows`, move as in nn.BatchNorm."""
+    mean, var = rows[f"{name}.running_mean"], rows[f"{name}.running_var"]
+    weight, bias = rows[f"{name}.weight"], rows[f"{name}.bias"]
+    own = layer.training or mean is None or var is None
+    count = x[:, 0].numel() // rows.clients
+    if layer.training and count == 1:  # as torch says it
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
+    if kernels.usable(x) and own and x.ndim == 4:
+        y, batch_mean, batch_var = kernels.BatchNorm.apply(x, weight, bias, rows.clients, layer.eps)
+    else:
+        axes = [1, *range(3, x.ndim + 1)]  # samples and places of (k, b, C, ...)
+        spread = rows.apart(x)
+        if own:
+            batch_var, batch_mean = torch.var_mean(spread, axes, correction=0)
+        else:
+            assert mean is not None and var is not None
+            batch_mean, batch_var = mean, var
+        scale = (batch_var + layer.eps).rsqrt()
+        scale = scale if weight is None else scale * weight
+        shift = -batch_mean * scale if bias is None else bias - batch_mean * scale
+        columns = (len(scale), 1, -1, *[1] * (x.ndim - 2))
+        y = (spread * scale.view(columns) + shift.view(columns)).flatten(0, 1)
+    if layer.training and mean is not None and var is not None:
+        with torch.no_grad():
+            mean.lerp_(batch_mean.to(mean.dtype), layer.momentum)
+            var.lerp_(batch_var.to(var.dtype) * (count / (count - 1)), layer.momentum)
+    return y
+
+
+def _affine(y: Tensor, rows: Rows, name: str, trailing: int) -> Tensor:
+    """A factor and a summand for each client, shaped like one sample's last dimensions, or one a channel."""
+    weight, bias = rows[f"{name}.weight"], rows[f"{name}.bias"]
+    spread = rows.apart(y)
+    for tensor, operation in ((weight, torch.mul), (bias, torch.add)):
+        if tensor is not None:
+            lead = spread.ndim - tensor.ndim - trailing
+            spread = operation(spread, tensor.reshape(len(tensor), *[1] * lead, *tensor.shape[1:], *[1] * trailing))
+    return spread.flatten(0, 1)
+
+
+def layer_norm(layer: nn.LayerNorm, rows: Rows, name: str, x: Tensor) -> Tensor:
+    return _affine(F.layer_norm(x, layer.normalized_shape, eps=layer.eps), rows, name, 0)
+
+
+def group_norm(layer: nn.GroupNorm, rows: Rows, name: str, x: Tensor) -> Tensor:
+    return _affine(F.group_norm(x, layer.num_groups, eps=layer.eps), rows, name, x.ndim - 2)
+
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Linear: linear,
+    nn.Conv2d: convolution,
+    nn.BatchNorm1d: batch_norm,
+    nn.BatchNorm2d: batch_norm,
+    nn.LayerNorm: layer_norm,
+    nn.GroupNorm: group_norm,
+}
+
+
+def _known(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.Conv2d):
+        return type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
+    return type(layer) in RULES
+
+
+def _weightless(layer: nn.Module) -> bool:
+    return next(layer.parameters(), next(layer.buffers(), None)) is None
+
+
+class _Layer(nn.Module):
+    """Stands in a module's place and computes with the rows that its plan was given."""
+
+    def __init__(self, layer: nn.Module, name: str, plan: Plan) -> None:
+        super().__init__()
+        self.__dict__.update(layer=layer, rule=RULES[type(layer)], label=name, plan=plan)  # none of them a submodule
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.rule(self.layer, self.plan.rows, self.label, x)
+        return y
+
+
+class _ReluPool(nn.Module):
+    """nn.ReLU and then nn.MaxPool2d over squares that do not overlap, in one look at the data."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.size = size
+
+    def forward(self, x: Tensor) -> Tensor:
+        if kernels.usable(x) and x.ndim == 4:
+            y: Tensor = kernels.ReluPool.apply(x, self.size)
+            return y
+        return F.max_pool2d(torch.relu(x), self.size)
+
+
+def _is_relu(node: Any, layers: Mapping[str, nn.Module]) -> bool:
+    """Whether a step is a relu that writes nothing in place, for one further step alone."""
+    if not isinstance(node, fx.Node) or len(node.users) != 1:
+        return False
+    if node.op == "call_module":
+        layer = layers[str(node.target)]
+        return type(layer) is nn.ReLU and not layer.inplace
+    return node.op == "call_function" and node.target is torch.relu
+
+
+def _square(pool: nn.Module) -> int | None:
+    """The side of the squares that a pooling takes the largest of, if these are squares side by side."""
+    if type(pool) is not nn.MaxPool2d or pool.return_indices or pool.ceil_mode:
+        return None
+    size, stride = (side if isinstance(side, tuple) else (side, side) for side in (pool.kernel_size, pool.stride))
+    plain = pool.padding in (0, (0, 0)) and pool.dilation in (1, (1, 1))
+    return size[0] if size[0] == size[1] and size == stride and plain else None
+
+
+class Plan:
+    """A module's forward pass in which every layer with weights has a row of weights for each client."""
+
+    rows: Rows
+
+    def __init__(self, module: nn.Module, graph: fx.Graph) -> None:
+        called = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+        self.repeated = {name for name in called if called.count(name) > 1}
+        """Layers called more than once: their gradients add up."""
+        layers = {name: module.get_submodule(name) for name in called}
+        stand_ins = {n: _Layer(own, n, self) if type(own) in RULES else own for n, own in layers.items()}
+        for i, node in enumerate(list(graph.nodes)):
+            side = _square(layers[str(node.target)]) if node.op == "call_module" else None
+            if side is not None and _is_relu(relu := node.args[0], layers):
+                node.target, node.args = f"relu_pool_{i}", relu.args[:1]
+                stand_ins[node.target] = _ReluPool(side)
+                graph.erase_node(relu)
+        self.forward = fx.GraphModule(stand_ins, graph)
+
+    def called_once(self, name: str) -> bool:
+        """Whether the layer of this weight is."""
+        return name.rpartition(".")[0] not in self.repeated
+
+    @staticmethod
+    def of(module: nn.Module) -> Plan:
+        """Raises Unknown where the module has a layer or a use of weights that is not known here."""
+        try:
+            graph = fx.Tracer().trace(module)
+        except Exception as error:  # a forward pass that looks at numbers can fail in any way
+            raise Unknown("its forward pass cannot be read layer by layer") from error
+        for node in graph.nodes:
+            if node.op == "get_attr":
+                raise Unknown(f"it uses {node.target} outside of a layer")
+            if node.op == "call_module":
+                layer = module.get_submodule(str(node.target))
+                if not _known(layer) and not _weightless(layer):
+                    raise Unknown(f"it has a layer of type {type(layer).__name__}")
+        if sum(node.op == "placeholder" for node in graph.nodes) != 1:
+            raise Unknown("it takes more than one argument")
+        return Plan(module, graph)
+
+    def __call__(self, rows: Rows, x: Tensor) -> Tensor:
+        """x (k, b, ...) -> (k, b, ...): what each client's module makes of its samples."""
+        self.rows = rows
+        try:
+            return rows.apart(self.forward(x.flatten(0, 1)))
+        finally:
+            del self.rows
