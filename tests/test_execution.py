@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedkin import models
-from fedkin.execution import Batch, Choice, Layered, OneByOne, Stacked, choose, draws_random_numbers, has_batch_statistics
+from fedkin.execution import (
+    Batch,
+    Choice,
+    Layered,
+    OneByOne,
+    Stacked,
+    choose,
+    draws_random_numbers,
+    has_batch_statistics,
+)
 from fedkin.task import LOSSES, Loss, loss_named
 from fedkin.weights import Layout
 

@@ -1,8 +1,9 @@
-"""Triton kernels over stacked clients. `kernels` calls them; everything here is per client, chosen by a program's number.
+"""Triton kernels over stacked clients, called by `kernels`. A program works for one client, chosen by its number.
 
 Images lie as (k b, H, W, C): a client's images together, channels last. A convolution is a matrix product whose left
-side is never written down: a pixel of the result is a row, a weight of the filter a column. Images come padded, so that
-no kernel has to look where an image ends.
+side is never written down: a pixel of the result is a row, a weight of the filter a column. WHOLE says that a step
+along the columns stays within one place (tap) of the filter, so that a look at the pixel tells whether that place lies
+inside the image; otherwise images come with zeros around them.
 """
 
 import triton
@@ -12,36 +13,33 @@ import triton.language as tl
 @triton.jit
 def convolve(
     x, w, bias, y,
-    images, M, O, K, C, S, OW, OHW,
-    x_image, x_row, x_column,
-    stride_h, stride_w, dilation_h, dilation_w,
-    BIASED: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+    images, H, W, OW, OHW, M, O, K, S,
+    stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
+    C: tl.constexpr, BIASED: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y (k, M, O) = the convolution of x with w (k, O, K), K = (r, s, c); M pixels a client.
-
-    ALIGNED: C is a multiple of BK, so that a step along K stays within one place of the filter.
-    """
+    """y (k, M, O) = the convolution of x (k b, H, W, C) with w (k, O, K), K = (r, s, c); M pixels a client."""
     client = tl.program_id(1).to(tl.int64)
     tiles_n = tl.cdiv(O, BN)
     at_m, at_n = tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n
     rm, rn, lane = at_m * BM + tl.arange(0, BM), at_n * BN + tl.arange(0, BN), tl.arange(0, BK)
     pixel = tl.minimum(rm, M - 1)
     place = pixel % OHW
-    rows = (pixel // OHW) * x_image + (place // OW) * stride_h * x_row + (place % OW) * stride_w * x_column
-    left = x + client * images * x_image + rows
+    h, v = (place // OW) * stride_h - pad_h, (place % OW) * stride_w - pad_w
+    left = x + client * images * H * W * C + ((pixel // OHW) * H * W + h * W + v) * C
     right = w + client * O * K + tl.minimum(rn, O - 1) * K
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for step in range(0, tl.cdiv(K, BK)):
-        if ALIGNED:
+    for step in range(tl.cdiv(K, BK)):
+        k = step * BK + lane
+        if WHOLE:
             tap, first = (step * BK) // C, (step * BK) % C
-            offset = (tap // S) * dilation_h * x_row + (tap % S) * dilation_w * x_column + first + lane
-            a = tl.load(left[:, None] + offset[None, :])
-            b = tl.load(right[None, :] + (step * BK + lane)[:, None])
+            dh, dv = (tap // S) * dilation_h, (tap % S) * dilation_w
+            inside = (h + dh >= 0) & (h + dh < H) & (v + dv >= 0) & (v + dv < W)
+            a = tl.load(left[:, None] + ((dh * W + dv) * C + first + lane)[None, :], mask=inside[:, None], other=0.0)
+            b = tl.load(right[None, :] + k[:, None])
         else:
-            k = step * BK + lane
             tap, real = k // C, k < K
-            offset = (tap // S) * dilation_h * x_row + (tap % S) * dilation_w * x_column + k % C
+            offset = ((tap // S) * dilation_h * W + (tap % S) * dilation_w) * C + k % C
             a = tl.load(left[:, None] + offset[None, :], mask=real[None, :], other=0.0)
             b = tl.load(right[None, :] + k[:, None], mask=real[:, None], other=0.0)
         acc = tl.dot(a, b, acc, input_precision=PRECISION)
@@ -54,17 +52,15 @@ def convolve(
 @triton.jit
 def convolve_back(
     dy, w, dx,
-    images, H, W, C, O, R, S,
-    pad_h, pad_w, front_h, front_w,
-    dy_image, dy_row, dy_column,
-    dilation_h, dilation_w,
-    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, ALIGNED: tl.constexpr, PRECISION: tl.constexpr,
+    images, H, W, OH, OW, C, O, R, S,
+    pad_h, pad_w, dilation_h, dilation_w,
+    STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, EVEN: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dx (k b, H, W, C): what reaches the input of `convolve` from dy, with w (k, C, R, S, O).
+    """dx (k b, H, W, C): what reaches the input of `convolve` from dy (k b, OH, OW, O), with w (k, C, R, S, O).
 
-    Pixels are worked by their place in a stride, since only every stride-th row of the filter touches a pixel. dy is
-    padded by `front` before, and enough behind. With a stride there is no dilation.
+    Pixels are worked by their place in a stride, since only every stride-th row of the filter touches a pixel. With a
+    stride there is no dilation. EVEN: O is a multiple of BK.
     """
     client = tl.program_id(1).to(tl.int64)
     phase_h, phase_w = tl.program_id(2) // STRIDE_W, tl.program_id(2) % STRIDE_W
@@ -80,23 +76,25 @@ def convolve_back(
         pixel = tl.minimum(rm, M - 1)
         image, place = pixel // (count_h * count_w), pixel % (count_h * count_w)
         q_h, q_w = low_h + place // count_w, low_w + place % count_w
-        left = dy + client * images * dy_image + image * dy_image + (q_h + front_h) * dy_row + (q_w + front_w) * dy_column
+        left = dy + client * images * OH * OW * O + (image * OH * OW + q_h * OW + q_w) * O
         taps_h, taps_w = (R - phase_h + STRIDE_H - 1) // STRIDE_H, (S - phase_w + STRIDE_W - 1) // STRIDE_W
         right = w + client * C * R * S * O + tl.minimum(rn, C - 1) * R * S * O
         per_tap = tl.cdiv(O, BK)
         acc = tl.zeros((BM, BN), dtype=tl.float32)
-        for step in range(0, taps_h * taps_w * per_tap):
+        for step in range(taps_h * taps_w * per_tap):
             tap, first = step // per_tap, (step % per_tap) * BK
             j_h, j_w = tap // taps_w, tap % taps_w
-            r, s = phase_h + STRIDE_H * j_h, phase_w + STRIDE_W * j_w
+            dh, dv = j_h * dilation_h, j_w * dilation_w
+            inside = (q_h >= dh) & (q_h - dh < OH) & (q_w >= dv) & (q_w - dv < OW)
             o = first + lane
-            offset = o - j_h * dilation_h * dy_row - j_w * dilation_w * dy_column
-            if ALIGNED:
-                a = tl.load(left[:, None] + offset[None, :])
-                b = tl.load(right[None, :] + ((r * S + s) * O + o)[:, None])
+            source = left[:, None] + (o - (dh * OW + dv) * O)[None, :]
+            weights = right[None, :] + (((phase_h + STRIDE_H * j_h) * S + phase_w + STRIDE_W * j_w) * O + o)[:, None]
+            if EVEN:
+                a = tl.load(source, mask=inside[:, None], other=0.0)
+                b = tl.load(weights)
             else:
-                a = tl.load(left[:, None] + offset[None, :], mask=(o < O)[None, :], other=0.0)
-                b = tl.load(right[None, :] + ((r * S + s) * O + o)[:, None], mask=(o < O)[:, None], other=0.0)
+                a = tl.load(source, mask=inside[:, None] & (o < O)[None, :], other=0.0)
+                b = tl.load(weights, mask=(o < O)[:, None], other=0.0)
             acc = tl.dot(a, b, acc, input_precision=PRECISION)
         h, v = q_h * STRIDE_H + phase_h - pad_h, q_w * STRIDE_W + phase_w - pad_w
         target = dx + client * images * H * W * C + ((image * H + h) * W + v)[:, None] * C + rn[None, :]
@@ -106,13 +104,13 @@ def convolve_back(
 @triton.jit
 def convolve_weights(
     x, dy, dw,
-    images, M, O, K, S, OW, OHW, splits, per_split,
-    x_image, x_row, x_column,
-    stride_h, stride_w, dilation_h, dilation_w,
-    C: tl.constexpr, PRECISION: tl.constexpr,
+    images, H, W, OW, OHW, M, O, K, S, per_split,
+    stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
+    dw_client, dw_split, dw_output, dw_channel, dw_tap,
+    C: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
     BO: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """dw (k, splits, O, K): what reaches the weights of `convolve`, from x (padded) and dy (k, M, O).
+    """dw (k, splits, O, K): what reaches the weights of `convolve`, from x and dy (k, M, O).
 
     The pixels are shared among `splits` programs, `per_split` each, whose sums are added up afterwards, in order.
     """
@@ -120,9 +118,16 @@ def convolve_weights(
     tiles_n = tl.cdiv(K, BN)
     at_o, at_n = tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n
     ro, rn, lane = at_o * BO + tl.arange(0, BO), at_n * BN + tl.arange(0, BN), tl.arange(0, BK)
-    tap = rn // C
-    offset = (tap // S) * dilation_h * x_row + (tap % S) * dilation_w * x_column + rn % C
-    images_of = x + client * images * x_image
+    if WHOLE:  # neighbouring programs have the places of one channel, which lie side by side in dw
+        taps = K // C
+        tap, c = at_n % taps, (at_n // taps) * BN + tl.arange(0, BN)
+        dh, dv = (tap // S) * dilation_h, (tap % S) * dilation_w
+        offset = (dh * W + dv) * C + c
+        column = c * dw_channel + tap * dw_tap
+    else:
+        offset = (((rn // C) // S) * dilation_h * W + ((rn // C) % S) * dilation_w) * C + rn % C
+        column = (rn % C) * dw_channel + (rn // C) * dw_tap
+    images_of = x + client * images * H * W * C
     slopes_of = dy + client * M * O + ro
     acc = tl.zeros((BO, BN), dtype=tl.float32)
     first, last = split * per_split, tl.minimum((split + 1) * per_split, M)
@@ -131,47 +136,78 @@ def convolve_weights(
         real = pixel < last
         pixel = tl.minimum(pixel, M - 1)
         place = pixel % OHW
-        rows = (pixel // OHW) * x_image + (place // OW) * stride_h * x_row + (place % OW) * stride_w * x_column
+        h, v = (place // OW) * stride_h - pad_h, (place % OW) * stride_w - pad_w
+        rows = ((pixel // OHW) * H * W + h * W + v) * C
         a = tl.load(slopes_of[None, :] + (pixel * O)[:, None], mask=real[:, None] & (ro < O)[None, :], other=0.0)
-        b = tl.load(images_of + rows[:, None] + offset[None, :], mask=real[:, None] & (rn < K)[None, :], other=0.0)
+        if WHOLE:
+            inside = real & (h + dh >= 0) & (h + dh < H) & (v + dv >= 0) & (v + dv < W)
+            b = tl.load(images_of + rows[:, None] + offset[None, :], mask=inside[:, None], other=0.0)
+        else:
+            b = tl.load(images_of + rows[:, None] + offset[None, :], mask=real[:, None] & (rn < K)[None, :], other=0.0)
         acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
-    target = dw + (client * splits + split) * O * K + ro[:, None] * K + rn[None, :]
+    target = dw + client * dw_client + split * dw_split + ro[:, None] * dw_output + column[None, :]
     tl.store(target, acc, mask=(ro < O)[:, None] & (rn < K)[None, :])
 
 
 @triton.jit
-def pool(x, y, where, total, OH, OW, H, W, C, P: tl.constexpr, BLOCK: tl.constexpr):
-    """y (n, OH, OW, C) = relu of the largest of P x P pixels, and (uint8) which of them it was, the first of equals."""
+def patches(
+    x, y, total, H, W, C, OW, OHW, K, S,
+    stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
+    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """y (n OH OW, WIDTH): for every pixel of a convolution's result what the filter sees, K = (r, s, c), then zeros."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    real = at < total
-    c, place = at % C, at // C
-    v, h, image = place % OW, (place // OW) % OH, place // (OW * OH)
-    source = x + ((image * H + h * P) * W + v * P) * C + c
+    k, pixel = (at % WIDTH).to(tl.int32), at // WIDTH
+    image, place = pixel // OHW, (pixel % OHW).to(tl.int32)
+    h = (place // OW) * stride_h - pad_h + ((k // C) // S) * dilation_h
+    v = (place % OW) * stride_w - pad_w + ((k // C) % S) * dilation_w
+    inside = (at < total) & (k < K) & (h >= 0) & (h < H) & (v >= 0) & (v < W)
+    value = tl.load(x + ((image * H + h) * W + v) * C + k % C, mask=inside, other=0.0)
+    tl.store(y + at, value, mask=at < total)
+
+
+@triton.jit
+def pool(x, y, where, OW, OH, H, W, C, P: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr):
+    """y (n, OH, OW, C) = relu of the largest of P x P pixels, and (uint8) which of them it was, the first of equals.
+
+    A program does a row of an image. Which is 255 where the largest is not above zero.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    image, h = row // OH, row % OH
+    v, c = tl.program_id(1) * BV + tl.arange(0, BV), tl.program_id(2) * BC + tl.arange(0, BC)
+    real = (v < OW)[:, None] & (c < C)[None, :]
+    source = x + (image * H + h * P) * W * C + (v * P * C)[:, None] + c[None, :]
     best = tl.load(source, mask=real, other=0.0).to(tl.float32)
-    chosen = tl.zeros((BLOCK,), dtype=tl.int32)
+    chosen = tl.zeros((BV, BC), dtype=tl.int32)
     for i in tl.static_range(1, P * P):
         value = tl.load(source + ((i // P) * W + i % P) * C, mask=real, other=0.0).to(tl.float32)
         larger = (value > best) | (value != value)
         best, chosen = tl.where(larger, value, best), tl.where(larger, i, chosen)
     best = tl.where(best < 0, 0.0, best)  # a NaN stays one
-    tl.store(y + at, best.to(y.dtype.element_ty), mask=real)
-    tl.store(where + at, tl.where(best == 0, 255, chosen).to(tl.uint8), mask=real)
+    target = row * OW * C + (v * C)[:, None] + c[None, :]
+    tl.store(y + target, best.to(y.dtype.element_ty), mask=real)
+    tl.store(where + target, tl.where(best == 0, 255, chosen).to(tl.uint8), mask=real)
 
 
 @triton.jit
-def pool_back(dy, where, dx, total, OH, OW, H, W, C, P: tl.constexpr, BLOCK: tl.constexpr):
-    """dx (n, H, W, C) from dy (n, OH, OW, C): each slope goes to the pixel that was largest, nowhere (255) if that was
-    not above zero."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    real = at < total
-    c, place = at % C, at // C
-    v, h, image = place % W, (place // W) % H, place // (W * H)
-    inside = real & (h // P < OH) & (v // P < OW)
-    above = ((image * OH + h // P) * OW + v // P) * C + c
-    chosen = tl.load(where + above, mask=inside, other=255).to(tl.int32)
-    slope = tl.load(dy + above, mask=inside, other=0.0)
-    mine = chosen == (h % P) * P + v % P
-    tl.store(dx + at, tl.where(mine, slope, 0.0).to(dx.dtype.element_ty), mask=real)
+def pool_back(dy, where, dx, OW, OH, H, W, C, P: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr):
+    """dx (n, H, W, C) from dy (n, OH, OW, C): each slope goes to the pixel that was largest, or nowhere.
+
+    A program does the P rows of dx that lie under a row of dy, and past the last those that lie under none.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    under = (H + P - 1) // P
+    image, h = row // under, row % under
+    v, c = tl.program_id(1) * BV + tl.arange(0, BV), tl.program_id(2) * BC + tl.arange(0, BC)
+    real = (v * P < W)[:, None] & (c < C)[None, :]
+    above = (image * OH + h) * OW * C + (v * C)[:, None] + c[None, :]
+    known = real & ((v < OW) & (v * 0 + h < OH))[:, None]
+    chosen = tl.load(where + above, mask=known, other=255).to(tl.int32)
+    slope = tl.load(dy + above, mask=known, other=0.0)
+    target = dx + (image * H + h * P) * W * C + (v * P * C)[:, None] + c[None, :]
+    for i in tl.static_range(P * P):
+        inside = real & ((v * P + i % P < W) & (v * 0 + h * P + i // P < H))[:, None]
+        tl.store(target + ((i // P) * W + i % P) * C, tl.where(chosen == i, slope, 0.0), mask=inside)
 
 
 @triton.jit
@@ -198,21 +234,33 @@ def moments(x, mean, spread, P, C, splits, per_split, BP: tl.constexpr, BC: tl.c
 
 
 @triton.jit
-def scaled(x, factor, summand, y, P, C, BP: tl.constexpr, BC: tl.constexpr):
-    """y (k, P, C) = x factor + summand, which are (k, C)."""
+def scaled(
+    x, factor, summand, other, y,
+    P, C,
+    ADDED: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """y (k, P, C) = x factor + summand, which are (k, C); ADDED: + other (k, P, C); RELU: if that is above zero."""
     client = tl.program_id(0).to(tl.int64)
     c, p = tl.program_id(2) * BC + tl.arange(0, BC), tl.program_id(1) * BP + tl.arange(0, BP)
     a = tl.load(factor + client * C + c, mask=c < C, other=0.0)
     b = tl.load(summand + client * C + c, mask=c < C, other=0.0)
     real = (p < P)[:, None] & (c < C)[None, :]
     at = client * P * C + (p * C)[:, None] + c[None, :]
-    value = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
-    tl.store(y + at, (value * a[None, :] + b[None, :]).to(y.dtype.element_ty), mask=real)
+    value = tl.load(x + at, mask=real, other=0.0).to(tl.float32) * a[None, :] + b[None, :]
+    if ADDED:
+        value += tl.load(other + at, mask=real, other=0.0).to(tl.float32)
+    if RELU:
+        value = tl.where(value < 0, 0.0, value)  # a NaN stays one
+    tl.store(y + at, value.to(y.dtype.element_ty), mask=real)
 
 
 @triton.jit
-def slopes(x, dy, mean, sum_dy, sum_dyx, P, C, splits, per_split, BP: tl.constexpr, BC: tl.constexpr):
-    """(k, splits, C) sums of dy and of dy (x - mean) over a split of the rows."""
+def slopes(
+    x, dy, y, mean, sum_dy, sum_dyx,
+    P, C, splits, per_split,
+    RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """(k, splits, C) sums of dy and of dy (x - mean) over a split of the rows. RELU: where y is above zero."""
     client, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
     c, lane = tl.program_id(1) * BC + tl.arange(0, BC), tl.arange(0, BP)
     first, last = split * per_split, tl.minimum((split + 1) * per_split, P)
@@ -223,6 +271,8 @@ def slopes(x, dy, mean, sum_dy, sum_dyx, P, C, splits, per_split, BP: tl.constex
         real = (p < last)[:, None] & (c < C)[None, :]
         at = client * P * C + (p * C)[:, None] + c[None, :]
         slope = tl.load(dy + at, mask=real, other=0.0).to(tl.float32)
+        if RELU:
+            slope = tl.where(tl.load(y + at, mask=real, other=0.0) > 0, slope, 0.0)
         value = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
         plain += slope
         along += slope * (value - centre[None, :])
@@ -232,8 +282,12 @@ def slopes(x, dy, mean, sum_dy, sum_dyx, P, C, splits, per_split, BP: tl.constex
 
 
 @triton.jit
-def scaled_back(x, dy, of_dy, of_x, summand, dx, P, C, BP: tl.constexpr, BC: tl.constexpr):
-    """dx (k, P, C) = dy of_dy + x of_x + summand, which are (k, C)."""
+def scaled_back(
+    x, dy, y, of_dy, of_x, summand, dx, dother,
+    P, C,
+    ADDED: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """dx (k, P, C) = dy of_dy + x of_x + summand, which are (k, C), and dother = dy. RELU: where y is above zero."""
     client = tl.program_id(0).to(tl.int64)
     c, p = tl.program_id(2) * BC + tl.arange(0, BC), tl.program_id(1) * BP + tl.arange(0, BP)
     a = tl.load(of_dy + client * C + c, mask=c < C, other=0.0)
@@ -242,6 +296,10 @@ def scaled_back(x, dy, of_dy, of_x, summand, dx, P, C, BP: tl.constexpr, BC: tl.
     real = (p < P)[:, None] & (c < C)[None, :]
     at = client * P * C + (p * C)[:, None] + c[None, :]
     slope = tl.load(dy + at, mask=real, other=0.0).to(tl.float32)
+    if RELU:
+        slope = tl.where(tl.load(y + at, mask=real, other=0.0) > 0, slope, 0.0)
+    if ADDED:
+        tl.store(dother + at, slope.to(dother.dtype.element_ty), mask=real)
     value = tl.load(x + at, mask=real, other=0.0).to(tl.float32)
     result = slope * a[None, :] + value * b[None, :] + e[None, :]
     tl.store(dx + at, result.to(dx.dtype.element_ty), mask=real)
@@ -250,7 +308,7 @@ def scaled_back(x, dy, of_dy, of_x, summand, dx, P, C, BP: tl.constexpr, BC: tl.
 @triton.jit
 def adam(
     W, G, first, second, anchor, size, root, beta,
-    d, w_row, g_row, state_row, anchor_row,
+    d, w_row, g_row, first_row, second_row, anchor_row,
     share1, keep2, share2, eps, decay,
     ANCHORED: tl.constexpr, DECAYED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -267,11 +325,109 @@ def adam(
         g += (w - tl.load(anchor + row * anchor_row + column, mask=real)) / tl.load(beta + row)
     if DECAYED:
         g += decay * w
-    m = tl.load(first + row * state_row + column, mask=real)
-    v = tl.load(second + row * state_row + column, mask=real)
+    m = tl.load(first + row * first_row + column, mask=real)
+    v = tl.load(second + row * second_row + column, mask=real)
     m += share1 * (g - m)
     v = v * keep2 + share2 * (g * g)
     w -= m / ((tl.sqrt(v) / tl.load(root + row) + eps) / tl.load(size + row))
-    tl.store(first + row * state_row + column, m, mask=real)
-    tl.store(second + row * state_row + column, v, mask=real)
+    tl.store(first + row * first_row + column, m, mask=real)
+    tl.store(second + row * second_row + column, v, mask=real)
     tl.store(W + row * w_row + column, w, mask=real)
+
+
+@triton.jit
+def _top(x):
+    """The first eight binary digits of float32 numbers: what a bfloat16 holds exactly."""
+    return (x.to(tl.uint32, bitcast=True) & 0xFFFF0000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def gram(
+    W, scale, mean, out, squares,
+    m, d, w_row, M, per_split,
+    SCALED: tl.constexpr, SINGLE: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """out (splits, M, M): products of rows of W (m, d), scaled and less their mean, over a split of the columns; and
+    squares (splits, M): of the rows before the mean is taken off.
+
+    SINGLE: one tile has all rows, and sees their mean by itself. A centred number is the sum of two bfloat16 and a rest
+    of 2^-17 of it that has either sign; the four products of the two are summed in float32, splits in float64 later.
+    """
+    split, at_i, at_j = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
+    if at_j <= at_i:
+        ri, rj, lane = at_i * BM + tl.arange(0, BM), at_j * BM + tl.arange(0, BM), tl.arange(0, BK)
+        of_i, of_j = W + ri.to(tl.int64) * w_row, W + rj.to(tl.int64) * w_row
+        acc, total = tl.zeros((BM, BM), dtype=tl.float32), tl.zeros((BM,), dtype=tl.float32)
+        first = split * per_split
+        last = tl.minimum(first + per_split, d)
+        for at in range(first, last, BK):
+            c = at + lane
+            real = (ri < m)[:, None] & (c < last)[None, :]
+            a = tl.load(of_i[:, None] + c[None, :], mask=real, other=0.0)
+            if SCALED:
+                a *= tl.load(scale + ri, mask=ri < m, other=0.0)[:, None]
+            total += tl.sum(a * a, 1)
+            if SINGLE:
+                centre = tl.sum(a, 0) / m
+            else:
+                centre = tl.load(mean + c, mask=c < last, other=0.0)
+            a = tl.where(real, a - centre[None, :], 0.0)
+            a_top = a.to(tl.bfloat16).to(tl.float32)
+            a_low = (a - a_top).to(tl.bfloat16).to(tl.float32)
+            if SINGLE:
+                b_top, b_low = a_top, a_low
+            else:
+                real = (rj < m)[:, None] & (c < last)[None, :]
+                b = tl.load(of_j[:, None] + c[None, :], mask=real, other=0.0)
+                if SCALED:
+                    b *= tl.load(scale + rj, mask=rj < m, other=0.0)[:, None]
+                b = tl.where(real, b - centre[None, :], 0.0)
+                b_top = b.to(tl.bfloat16).to(tl.float32)
+                b_low = (b - b_top).to(tl.bfloat16).to(tl.float32)
+            if HALF:
+                a_top, a_low = a_top.to(tl.bfloat16), a_low.to(tl.bfloat16)
+                b_top, b_low = b_top.to(tl.bfloat16), b_low.to(tl.bfloat16)
+            acc = tl.dot(a_low, tl.trans(b_low), acc, input_precision="ieee")
+            acc = tl.dot(a_top, tl.trans(b_low), acc, input_precision="ieee")
+            acc = tl.dot(a_low, tl.trans(b_top), acc, input_precision="ieee")
+            acc = tl.dot(a_top, tl.trans(b_top), acc, input_precision="ieee")
+        tl.store(out + split * M * M + ri[:, None] * M + rj[None, :], acc)
+        if at_i == at_j:
+            tl.store(squares + split * M + ri, total)
+
+
+@triton.jit
+def mix(
+    xi, W, U,
+    r, m, D, w_row, u_row,
+    HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+):  # fmt: skip
+    """U (r, D) = xi W, W (m, D), from xi (3, r, m) in three parts that a bfloat16 holds exactly, as W is taken apart
+    here. Of nine products the three smallest are left out. With xi the identity, U is W bit for bit.
+    """
+    rm, rn = tl.program_id(1) * BM + tl.arange(0, BM), tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
+    lane = tl.arange(0, BK)
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    for at in range(0, m, BK):
+        k = at + lane
+        w = tl.load(
+            W + k.to(tl.int64)[:, None] * w_row + rn[None, :], mask=(k < m)[:, None] & (rn < D)[None, :], other=0.0
+        )
+        high = _top(w)
+        middle = _top(w - high)
+        low = w - high - middle
+        known = (rm < r)[:, None] & (k < m)[None, :]
+        source = xi + rm[:, None] * m + k[None, :]
+        x_high = tl.load(source, mask=known, other=0.0)
+        x_middle = tl.load(source + r * m, mask=known, other=0.0)
+        x_low = tl.load(source + 2 * r * m, mask=known, other=0.0)
+        if HALF:
+            high, middle, low = high.to(tl.bfloat16), middle.to(tl.bfloat16), low.to(tl.bfloat16)
+            x_high, x_middle, x_low = x_high.to(tl.bfloat16), x_middle.to(tl.bfloat16), x_low.to(tl.bfloat16)
+        acc = tl.dot(x_low, high, acc, input_precision="ieee")
+        acc = tl.dot(x_middle, middle, acc, input_precision="ieee")
+        acc = tl.dot(x_high, low, acc, input_precision="ieee")
+        acc = tl.dot(x_middle, high, acc, input_precision="ieee")
+        acc = tl.dot(x_high, middle, acc, input_precision="ieee")
+        acc = tl.dot(x_high, high, acc, input_precision="ieee")
+    tl.store(U + rm.to(tl.int64)[:, None] * u_row + rn[None, :], acc, mask=(rm < r)[:, None] & (rn < D)[None, :])

@@ -270,11 +270,11 @@ class Stacked(_Executor):
 
     def outputs(self, W: Tensor, x: Tensor) -> Tensor:
         with torch.no_grad(), self._precision():
-            return vmap(self._evaluate, in_dims=(0, 0))(self.layout.tensors(W), x).to(W.dtype)  # type: ignore[no-any-return]
+            return vmap(self._evaluate, in_dims=(0, 0))(self.layout.tensors(W), x).to(W.dtype)
 
 
 class Layered(Stacked):
-    """All clients at once, layer by layer, without vmap: for modules whose layers with weights are known to `layers`."""
+    """All clients at once, layer by layer, without vmap: for modules whose layers with weights `layers` knows."""
 
     def __init__(self, module: nn.Module, layout: Layout, loss: Loss, device: torch.device, pads: bool = False) -> None:
         super().__init__(module, layout, loss, device, pads)
@@ -294,7 +294,9 @@ class Layered(Stacked):
             outputs = self.plan(rows, x.bfloat16() if self._halves(x) else x)
         with torch.enable_grad():
             losses = self.loss.each(outputs.to(W.dtype), y, weight)
-            slopes = torch.autograd.grad(losses.sum(), list(trained.values()), allow_unused=True)
+            slopes: Sequence[Tensor | None] = torch.autograd.grad(
+                losses.sum(), list(trained.values()), allow_unused=True
+            )
         for (name, slot), slope in zip(slots.items(), slopes, strict=True):
             if slope is not None:
                 slot.copy_(slope)

@@ -8,8 +8,7 @@ there and nowhere else. `usable` says where all this applies; elsewhere `layers`
 from __future__ import annotations
 
 import importlib.util
-import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
 
@@ -17,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-"""Triton's interpreter runs these kernels on a CPU, slowly: for tests."""
+INTERPRETED = False
+"""Whether Triton's interpreter runs these kernels on a CPU, slowly: for tests, with TRITON_INTERPRET=1."""
 
 
 @cache
@@ -51,8 +50,13 @@ def _cdiv(a: int, b: int) -> int:
 
 def _precision(x: Tensor) -> str:
     """Products of float32 follow torch's switch: TF32 where it is allowed."""
-    allowed = torch.backends.cudnn.conv.fp32_precision == "tf32" or torch.backends.cuda.matmul.allow_tf32  # type: ignore[attr-defined]
+    allowed = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if x.dtype != torch.float32 or allowed else "ieee"
+
+
+def call(function: type[torch.autograd.Function], *given: Any) -> Any:
+    """`apply`, which torch leaves without types."""
+    return function.apply(*given)  # type: ignore[no-untyped-call]
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,7 +84,7 @@ class Linear(torch.autograd.Function):
     """(k, b, inputs) -> (k, b, outputs): x w^T + bias, the product in x's precision."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: Sink | None, shift: Sink | None
     ) -> Tensor:
         w = weight.to(x.dtype)
@@ -91,7 +95,7 @@ class Linear(torch.autograd.Function):
         return torch.baddbmm(bias.to(x.dtype).unsqueeze(1), x, w.mT)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
         dx = torch.bmm(dy, w) if ctx.needs_input_grad[0] else None
         db = dy.sum(1, dtype=ctx.kind) if ctx.biased else None
@@ -104,127 +108,192 @@ def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     if a.dtype == out.dtype:
         return torch.bmm(a, b, out=out)
     if a.is_cuda:
-        return torch.ops.aten.bmm.dtype_out(a, b, out.dtype, out=out)  # type: ignore[no-any-return]
+        torch.ops.aten.bmm.dtype_out(a, b, out.dtype, out=out)
+        return out
     return out.copy_(torch.bmm(a, b))
+
+
+Pair = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A convolution of k clients' images (k b, H, W, C) by filters (k, O, R, S, C)."""
+
+    clients: int
+    images: int
+    sides: Pair
+    channels: int
+    outputs: int
+    filter: Pair
+    stride: Pair
+    padding: Pair
+    dilation: Pair
+
+    @property
+    def results(self) -> Pair:
+        """Sides of the result."""
+        return tuple(  # type: ignore[return-value]
+            (side + 2 * pad - step * (size - 1) - 1) // move + 1
+            for side, pad, step, size, move in zip(
+                self.sides, self.padding, self.dilation, self.filter, self.stride, strict=True
+            )
+        )
+
+    @property
+    def taps(self) -> int:
+        """Numbers that a filter sees at once."""
+        return self.filter[0] * self.filter[1] * self.channels
+
+    @property
+    def whole(self) -> bool:
+        """Whether there are enough channels to go through a filter place by place."""
+        return self.channels % 64 == 0
+
+    @property
+    def tiny(self) -> bool:
+        """Whether what a filter sees is so little that it is written down for every pixel."""
+        return self.taps <= 64 and self.channels % 16 != 0
+
+    def unfolded(self) -> Shape:
+        """The same as a filter of one pixel over images of what the filter sees."""
+        width, one, none = _tile(self.taps, 64, 32), (1, 1), (0, 0)
+        return replace(self, sides=self.results, channels=width, filter=one, stride=one, padding=none, dilation=one)
+
+    def padded(self) -> Shape:
+        """The same over images that have their zeros around them."""
+        sides = (self.sides[0] + 2 * self.padding[0], self.sides[1] + 2 * self.padding[1])
+        return replace(self, sides=sides, padding=(0, 0))
 
 
 class Convolution(torch.autograd.Function):
     """(k b, C, H, W) -> (k b, C', H', W'), channels last; the weights are (k, C', C, R, S)."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,
         bias: Tensor | None,
         sink: Sink | None,
         shift: Sink | None,
-        shape: tuple[tuple[int, int], tuple[int, int], tuple[int, int]],
+        moves: tuple[Pair, Pair, Pair],
     ) -> Tensor:
-        from . import _triton
-
-        (stride, padding, dilation), k = shape, len(weight)
-        _, outputs, channels, r, s = weight.shape
-        n, _, height, width = x.shape
-        padded = _padded(x, padding, padding)
-        oh, ow = (
-            (side + 2 * pad - step * (size - 1) - 1) // move + 1
-            for side, pad, step, size, move in zip((height, width), padding, dilation, (r, s), stride, strict=True)
-        )
-        w = weight.permute(0, 1, 3, 4, 2).to(x.dtype).contiguous()  # (k, C', R, S, C)
-        y = torch.empty(n, oh, ow, outputs, dtype=x.dtype, device=x.device)
-        pixels, taps = n // k * oh * ow, r * s * channels
-        bm, bn, bk, warps, stages = tiles(outputs, channels, taps, x.dtype)
-        grid = (_cdiv(pixels, bm) * _cdiv(outputs, bn), k)
-        _triton.convolve[grid](
-            padded, w, None if bias is None else bias.contiguous(), y,
-            n // k, pixels, outputs, taps, channels, s, ow, oh * ow,
-            *padded.stride()[:3], *stride, *dilation,
-            BIASED=bias is not None, ALIGNED=channels % bk == 0, PRECISION=_precision(x), BM=bm, BN=bn, BK=bk,
-            num_warps=warps, num_stages=stages,
-        )  # fmt: skip
-        ctx.save_for_backward(padded, weight)
-        ctx.sink, ctx.shift, ctx.biased, ctx.shape, ctx.sides = sink, shift, bias is not None, shape, (height, width)
-        return y.permute(0, 3, 1, 2)
+        k, outputs, channels, r, s = weight.shape
+        image = x.permute(0, 2, 3, 1).contiguous()
+        shape = Shape(k, len(x) // k, (x.shape[2], x.shape[3]), channels, outputs, (r, s), *moves)
+        ctx.save_for_backward(image, weight)
+        ctx.sink, ctx.shift, ctx.biased, ctx.shape = sink, shift, bias is not None, shape
+        filters = weight.permute(0, 1, 3, 4, 2).to(x.dtype).flatten(2)  # (k, C', R S C)
+        return _convolved(*_prepared(image, shape), filters.contiguous(), bias).permute(0, 3, 1, 2)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        padded, weight = ctx.saved_tensors
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        image, weight = ctx.saved_tensors
         slope = dy.permute(0, 2, 3, 1).contiguous()
-        dx = _back_to_images(slope, weight, ctx.shape, ctx.sides) if ctx.needs_input_grad[0] else None
-        dw = _back_to_weights(padded, slope, weight, ctx.shape)
+        dx = _back_to_images(slope, weight, ctx.shape) if ctx.needs_input_grad[0] else None
+        dw = _back_to_weights(*_prepared(image, ctx.shape), slope, ctx.shape, ctx.sink)
         db = slope.view(len(weight), -1, slope.shape[-1]).sum(1, dtype=weight.dtype) if ctx.biased else None
-        return dx, _deliver(dw, ctx.sink), _deliver(db, ctx.shift), None, None, None
+        return dx, dw, _deliver(db, ctx.shift), None, None, None
 
 
-def tiles(outputs: int, channels: int, taps: int, dtype: torch.dtype) -> tuple[int, int, int, int, int]:
-    """Pixels, outputs and inputs that one program works on at a time, its warps and its stages."""
-    bn = _tile(outputs, 128)
-    wide = 64 if dtype != torch.float32 else 32
-    bk = next((size for size in (wide, wide // 2) if channels % size == 0), _tile(taps, 32))
+def _prepared(image: Tensor, shape: Shape) -> tuple[Tensor, Shape]:
+    """Images (n, H, W, C) as the kernels like them best, and the convolution that is left to do."""
+    from . import _triton
+
+    if shape.tiny:
+        left, (oh, ow) = shape.unfolded(), shape.results
+        seen = torch.empty(len(image), oh, ow, left.channels, dtype=image.dtype, device=image.device)
+        _triton.patches[(_cdiv(seen.numel(), 1024),)](
+            image, seen, seen.numel(), *shape.sides, shape.channels, ow, oh * ow, shape.taps, shape.filter[1],
+            *shape.stride, *shape.padding, *shape.dilation, WIDTH=left.channels, BLOCK=1024,
+        )  # fmt: skip
+        return seen, left
+    if shape.whole or not any(shape.padding):
+        return image, shape
+    (h, w) = shape.padding
+    return F.pad(image, (0, 0, w, w, h, h)), shape.padded()
+
+
+def _convolved(image: Tensor, shape: Shape, filters: Tensor, bias: Tensor | None) -> Tensor:
+    """(k b, H', W', C')"""
+    from . import _triton
+
+    if filters.shape[2] < shape.taps:
+        filters = F.pad(filters, (0, shape.taps - filters.shape[2]))
+    oh, ow = shape.results
+    y = torch.empty(len(image), oh, ow, shape.outputs, dtype=image.dtype, device=image.device)
+    pixels = shape.images * oh * ow
+    bm, bn, bk, warps, stages = tiles(shape.outputs, image.dtype)
+    _triton.convolve[(_cdiv(pixels, bm) * _cdiv(shape.outputs, bn), shape.clients)](
+        image, filters, None if bias is None else bias.contiguous(), y,
+        shape.images, *shape.sides, ow, oh * ow, pixels, shape.outputs, shape.taps, shape.filter[1],
+        *shape.stride, *shape.padding, *shape.dilation,
+        C=shape.channels, BIASED=bias is not None, WHOLE=shape.channels % bk == 0, PRECISION=_precision(image),
+        BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
+    )  # fmt: skip
+    return y
+
+
+Tiles = tuple[int, int, int, int, int]
+
+
+def tiles(outputs: int, dtype: torch.dtype) -> Tiles:
+    """How a product is cut for one program: pixels, outputs and inputs at a time; its warps and its stages."""
+    bn, bk = _tile(outputs, 128), 64 if dtype != torch.float32 else 32
     return 128, bn, bk, 8 if bn >= 128 else 4, 3
 
 
-def _padded(x: Tensor, before: tuple[int, int], behind: tuple[int, int]) -> Tensor:
-    """(n, C, H, W) as (n, H', W', C), contiguous, with zeros around."""
-    image = x.permute(0, 2, 3, 1)
-    if not any(before) and not any(behind):
-        return image.contiguous()
-    return F.pad(image, (0, 0, before[1], behind[1], before[0], behind[0])).contiguous()
-
-
-def _back_to_images(slope: Tensor, weight: Tensor, shape: Any, sides: tuple[int, int]) -> Tensor:
+def _back_to_images(slope: Tensor, weight: Tensor, shape: Shape) -> Tensor:
     """dx (k b, C, H, W) from dy (k b, H', W', C')."""
     from . import _triton
 
-    stride, padding, dilation = shape
-    k, outputs, channels, *filter = weight.shape
-    n = len(slope)
-    # A pixel u of the padded input hears from the results u // stride - j dilation, j counting rows of the filter.
-    front = tuple((_cdiv(size, move) - 1) * step for size, move, step in zip(filter, stride, dilation, strict=True))
-    behind = tuple(
-        max(0, (pad + side - 1) // move + 1 - own)
-        for pad, side, move, own in zip(padding, sides, stride, slope.shape[1:3], strict=True)
-    )
-    around = F.pad(slope, (0, 0, front[1], behind[1], front[0], behind[0])).contiguous()
-    w = weight.permute(0, 2, 3, 4, 1).to(slope.dtype).contiguous()  # (k, C, R, S, C')
-    dx = torch.empty(n, *sides, channels, dtype=slope.dtype, device=slope.device)
-    bm, bn, bk, warps, stages = tiles(channels, outputs, outputs, slope.dtype)
-    most = n // k * _cdiv(sides[0], stride[0]) * _cdiv(sides[1], stride[1])
-    grid = (_cdiv(most, bm) * _cdiv(channels, bn), k, stride[0] * stride[1])
-    _triton.convolve_back[grid](
-        around, w, dx,
-        n // k, *sides, channels, outputs, *filter, *padding, *front,
-        *around.stride()[:3], *dilation,
-        STRIDE_H=stride[0], STRIDE_W=stride[1], ALIGNED=outputs % bk == 0, PRECISION=_precision(slope),
+    filters = weight.permute(0, 2, 3, 4, 1).to(slope.dtype).contiguous()  # (k, C, R, S, C')
+    dx = torch.empty(len(slope), *shape.sides, shape.channels, dtype=slope.dtype, device=slope.device)
+    bm, bn, bk, warps, stages = tiles(shape.channels, slope.dtype)
+    (height, width), (down, across) = shape.sides, shape.stride
+    most = shape.images * _cdiv(height, down) * _cdiv(width, across)
+    _triton.convolve_back[(_cdiv(most, bm) * _cdiv(shape.channels, bn), shape.clients, down * across)](
+        slope, filters, dx,
+        shape.images, *shape.sides, *shape.results, shape.channels, shape.outputs, *shape.filter,
+        *shape.padding, *shape.dilation,
+        STRIDE_H=down, STRIDE_W=across, EVEN=shape.outputs % bk == 0, PRECISION=_precision(slope),
         BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return dx.permute(0, 3, 1, 2)
 
 
-def _back_to_weights(padded: Tensor, slope: Tensor, weight: Tensor, shape: Any) -> Tensor:
-    """dw (k, C', C, R, S) from the padded images and dy (k b, H', W', C')."""
+def _back_to_weights(image: Tensor, shape: Shape, slope: Tensor, plain: Shape, sink: Sink | None) -> Tensor | None:
+    """dw (k, C', C, R, S) from prepared images and dy (k b, H', W', C'), written into the sink if there is one."""
     from . import _triton
 
-    stride, _, dilation = shape
-    k, outputs, channels, r, s = weight.shape
-    n, oh, ow, _ = slope.shape
-    pixels, taps = n // k * oh * ow, r * s * channels
-    bo, bn, bk = _tile(outputs, 64, 32), _tile(taps, 128, 32), 64 if slope.dtype != torch.float32 else 32
-    programs = k * _cdiv(outputs, bo) * _cdiv(taps, bn)
-    splits = min(_cdiv(ENOUGH, programs), _cdiv(pixels, 16 * bk))
+    (oh, ow), k, (r, s) = shape.results, shape.clients, plain.filter
+    pixels, half = shape.images * oh * ow, slope.dtype != torch.float32
+    bo, bk = _tile(shape.outputs, 64, 32), 64 if half else 32
+    whole = shape.whole or plain.tiny
+    bn = min(shape.channels, 128 if shape.channels % 128 == 0 else 64) if whole else _tile(shape.taps, 128, 32)
+    programs = _cdiv(shape.outputs, bo) * _cdiv(shape.taps, bn)
+    splits = min(_cdiv(ENOUGH, k * programs), _cdiv(pixels, 16 * bk))
     per_split = _cdiv(_cdiv(pixels, splits), bk) * bk
     splits = _cdiv(pixels, per_split)
-    dw = torch.empty(k, splits, outputs, taps, dtype=torch.float32, device=slope.device)
-    grid = (_cdiv(outputs, bo) * _cdiv(taps, bn), k, splits)
-    _triton.convolve_weights[grid](
-        padded, slope, dw,
-        n // k, pixels, outputs, taps, s, ow, oh * ow, splits, per_split,
-        *padded.stride()[:3], *stride, *dilation,
-        C=channels, PRECISION=_precision(slope), BO=bo, BN=bn, BK=bk, num_warps=4, num_stages=3,
+    direct = splits == 1 and shape.channels == plain.channels
+    full = (k, plain.outputs, plain.channels, r, s)
+    if direct:
+        dw = torch.empty(full, device=slope.device) if sink is None else sink.take()
+        strides = (dw.stride(0), 0, dw.stride(1), dw.stride(2), 1)
+    else:
+        dw = torch.empty(k, splits, shape.outputs, shape.taps, device=slope.device)
+        strides = (dw.stride(0), dw.stride(1), dw.stride(2), 1, shape.channels)
+    _triton.convolve_weights[(programs, k, splits)](
+        image, slope, dw,
+        shape.images, *shape.sides, ow, oh * ow, pixels, shape.outputs, shape.taps, shape.filter[1], per_split,
+        *shape.stride, *shape.padding, *shape.dilation, *strides,
+        C=shape.channels, WHOLE=whole, PRECISION=_precision(slope), BO=bo, BN=bn, BK=bk, num_warps=4, num_stages=3,
     )  # fmt: skip
-    total = dw.sum(1) if splits > 1 else dw.squeeze(1)
-    return total.view(k, outputs, r, s, channels).permute(0, 1, 4, 2, 3)
+    if direct:
+        return dw if sink is None else None
+    total = dw.sum(1)[..., : plain.taps].view(k, plain.outputs, r, s, plain.channels).permute(0, 1, 4, 2, 3)
+    return _deliver(total, sink)
 
 
 ENOUGH = 528
@@ -235,41 +304,55 @@ class ReluPool(torch.autograd.Function):
     """relu, then the largest of each p x p pixels: (n, C, H, W) -> (n, C, H // p, W // p), channels last."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, p: int) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, p: int) -> Tensor:
         from . import _triton
 
         image = x.permute(0, 2, 3, 1).contiguous()
         n, height, width, channels = image.shape
-        y = torch.empty(n, height // p, width // p, channels, dtype=x.dtype, device=x.device)
+        oh, ow = height // p, width // p
+        y = torch.empty(n, oh, ow, channels, dtype=x.dtype, device=x.device)
         where = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
-        shape = (height // p, width // p, height, width, channels)
-        _triton.pool[(_cdiv(y.numel(), 1024),)](image, y, where, y.numel(), *shape, P=p, BLOCK=1024)
+        bc = _tile(channels, 64)
+        bv = max(1, 1024 // bc)
+        ctx.grid, ctx.shape = (bv, bc), (ow, oh, height, width, channels, p)
+        _triton.pool[(n * oh, _cdiv(ow, bv), _cdiv(channels, bc))](image, y, where, *ctx.shape, BV=bv, BC=bc)
         ctx.save_for_backward(where)
-        ctx.shape, ctx.p = (n, *shape), p
         return y.permute(0, 3, 1, 2)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
         from . import _triton
 
-        (where,) = ctx.saved_tensors
-        n, *shape = ctx.shape
+        (where,), (bv, bc) = ctx.saved_tensors, ctx.grid
+        _, _, height, width, channels, p = ctx.shape
         slope = dy.permute(0, 2, 3, 1).contiguous()
-        dx = torch.empty(n, *shape[2:], dtype=dy.dtype, device=dy.device)
-        _triton.pool_back[(_cdiv(dx.numel(), 1024),)](slope, where, dx, dx.numel(), *shape, P=ctx.p, BLOCK=1024)
+        dx = torch.empty(len(dy), height, width, channels, dtype=dy.dtype, device=dy.device)
+        grid = (len(dy) * _cdiv(height, p), _cdiv(_cdiv(width, p), bv), _cdiv(channels, bc))
+        _triton.pool_back[grid](slope, where, dx, *ctx.shape, BV=bv, BC=bc)
         return dx.permute(0, 3, 1, 2), None
 
 
 class BatchNorm(torch.autograd.Function):
-    """(k b, C, H, W), channels last, with the statistics of each client's batch; also returns these, (k, C) each."""
+    """(k b, C, H, W), channels last, with the statistics of each client's batch; also returns these, (k, C) each.
+
+    If asked to it adds `other`, of x's shape, and takes the relu, in the same look at the data.
+    """
 
     @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, k: int, eps: float
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        k: int,
+        eps: float,
+        other: Tensor | None,
+        relu: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         from . import _triton
 
         image = x.permute(0, 2, 3, 1).contiguous()
+        beside = None if other is None else other.permute(0, 2, 3, 1).to(x.dtype).contiguous()
         channels = image.shape[-1]
         rows = image.numel() // k // channels
         bc, bp, splits, per_split = _shares(k, rows, channels)
@@ -283,36 +366,45 @@ class BatchNorm(torch.autograd.Function):
         summand = (-centre * factor if bias is None else bias - centre * factor).contiguous()
         y = torch.empty_like(image)
         _triton.scaled[(k, _cdiv(rows, bp), _cdiv(channels, bc))](
-            image, factor, summand, y, rows, channels, BP=bp, BC=bc
+            image, factor, summand, beside, y, rows, channels, ADDED=other is not None, RELU=relu, BP=bp, BC=bc
         )
-        ctx.save_for_backward(image, centre, scale, factor)
-        ctx.given = weight is not None, bias is not None
+        ctx.save_for_backward(image, centre, scale, factor, *([y] if relu else []))
+        ctx.given = weight is not None, bias is not None, other is not None, relu
         ctx.mark_non_differentiable(centre, var)
         return y.permute(0, 3, 1, 2), centre, var
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         from . import _triton
 
-        image, centre, scale, factor = ctx.saved_tensors
+        image, centre, scale, factor, *result = ctx.saved_tensors
+        weighed, biased, added, relu = ctx.given
+        y = result[0] if relu else None
         slope = dy.permute(0, 2, 3, 1).contiguous()
         k, channels = centre.shape
         rows = image.numel() // k // channels
         bc, bp, splits, per_split = _shares(k, rows, channels)
         parts = torch.empty(2, k, splits, channels, dtype=torch.float32, device=dy.device)
-        grid = (k, _cdiv(channels, bc), splits)
-        _triton.slopes[grid](
-            image, slope, centre, parts[0], parts[1], rows, channels, splits, per_split, BP=bp, BC=bc
+        _triton.slopes[(k, _cdiv(channels, bc), splits)](
+            image, slope, y, centre, parts[0], parts[1], rows, channels, splits, per_split, RELU=relu, BP=bp, BC=bc
         )
         plain, along = parts.sum(2)
         of_x = -factor * scale.square() * along / rows
         summand = -factor * plain / rows - of_x * centre
-        dx = torch.empty_like(image)
+        dx, beside = torch.empty_like(image), torch.empty_like(image) if added else None
         _triton.scaled_back[(k, _cdiv(rows, bp), _cdiv(channels, bc))](
-            image, slope, factor, of_x, summand, dx, rows, channels, BP=bp, BC=bc
+            image, slope, y, factor, of_x, summand, dx, beside, rows, channels,
+            ADDED=added, RELU=relu, BP=bp, BC=bc,
+        )  # fmt: skip
+        return (
+            dx.permute(0, 3, 1, 2),
+            along * scale if weighed else None,
+            plain if biased else None,
+            None,
+            None,
+            None if beside is None else beside.permute(0, 3, 1, 2),
+            None,
         )
-        weighed, biased = ctx.given
-        return dx.permute(0, 3, 1, 2), along * scale if weighed else None, plain if biased else None, None, None
 
 
 def _shares(k: int, rows: int, channels: int) -> tuple[int, int, int, int]:
@@ -337,8 +429,11 @@ def _together(mean: Tensor, spread: Tensor, rows: int, per_split: int) -> tuple[
 class Near(Protocol):
     """What a proximal term holds: see `optimisers.Proximal`."""
 
-    anchor: Tensor
-    beta: Tensor
+    @property
+    def anchor(self) -> Tensor: ...
+
+    @property
+    def beta(self) -> Tensor: ...
 
 
 def adam(
@@ -359,7 +454,56 @@ def adam(
     k, d = G.shape
     _triton.adam[(_cdiv(d, 1024), k)](
         w, G, first, second, near and near.anchor, size, root, near and near.beta,
-        d, w.stride(0), G.stride(0), first.stride(0), near.anchor.stride(0) if near else 0,
+        d, w.stride(0), G.stride(0), first.stride(0), second.stride(0), near.anchor.stride(0) if near else 0,
         1 - betas[0], betas[1], 1 - betas[1], eps, decay,
         ANCHORED=near is not None, DECAYED=decay != 0, BLOCK=1024,
+    )  # fmt: skip
+
+
+# ---- who helps whom ----
+
+
+def gram(W: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(m, m) products of the rows of W (m, d), times scale (m,) and less their mean; and (m,) squares of these rows
+    before the mean is taken off; in float64. Errors are of 1e-9 of the longest centred row where d is large."""
+    from . import _triton
+
+    m, d = W.shape
+    bm = _tile(m, 128)
+    tiles = _cdiv(m, bm)
+    M = tiles * bm
+    per_split = max(PER_SPLIT, _cdiv(d * M * M * 4, 1 << 30))
+    per_split = _cdiv(per_split, 64) * 64
+    splits = _cdiv(d, per_split)
+    out = torch.zeros(splits, M, M, device=W.device) if tiles > 1 else torch.empty(splits, M, M, device=W.device)
+    squares = torch.empty(splits, M, device=W.device)
+    factor = None if scale is None else scale.to(W.dtype)
+    mean = None
+    if tiles > 1:
+        mean = W.mean(0) if factor is None else (factor / m) @ W
+    _triton.gram[(splits, tiles, tiles)](
+        W, factor, mean, out, squares, m, d, W.stride(0), M, per_split,
+        SCALED=factor is not None, SINGLE=tiles == 1, HALF=W.is_cuda, BM=bm, BK=64, num_warps=8, num_stages=3,
+    )  # fmt: skip
+    lower = out.sum(0, dtype=torch.float64)[:m, :m].tril()
+    return lower + lower.tril(-1).T, squares.sum(0, dtype=torch.float64)[:m]
+
+
+PER_SPLIT = 4096
+"""Columns that are summed in single precision; these sums are summed in double precision."""
+
+
+def mix(xi: Tensor, W: Tensor, out: Tensor) -> None:
+    """out (r, D) = xi W, as exact as single precision; `out` may be W itself if it has at most 128 rows."""
+    from . import _triton
+
+    r, m = xi.shape
+    parts, rest = [], xi.float()
+    for _ in range(3):
+        parts.append((rest.view(torch.int32) & -65536).view(torch.float32))
+        rest = rest - parts[-1]
+    bm = _tile(r, 128)
+    _triton.mix[(_cdiv(W.shape[1], 128), _cdiv(r, bm))](
+        torch.stack(parts), W, out, r, m, W.shape[1], W.stride(0), out.stride(0),
+        HALF=W.is_cuda, BM=bm, BN=128, BK=32, num_warps=8, num_stages=2,
     )  # fmt: skip

@@ -8,6 +8,7 @@ Everything else is left to vmap, which can do more and does it more slowly.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,10 +44,11 @@ class Rows:
 
     def apart(self, x: Tensor) -> Tensor:
         """(k b, ...) samples side by side as (k, b, ...)."""
-        return x.unflatten(0, (self.clients, -1))
+        return x.view(self.clients, -1, *x.shape[1:])
 
 
-Rule = Callable[[Any, Rows, str, Tensor], Tensor]
+Rule = Callable[..., Tensor]
+"""(layer, rows, the layer's name, x (k b, ...)) -> (k b, ...)"""
 
 
 def linear(layer: nn.Linear, rows: Rows, name: str, x: Tensor) -> Tensor:
@@ -55,7 +57,8 @@ def linear(layer: nn.Linear, rows: Rows, name: str, x: Tensor) -> Tensor:
     assert weight is not None
     samples = x.reshape(rows.clients, -1, x.shape[-1])
     if kernels.usable(x):
-        y = kernels.Linear.apply(samples, weight, bias, rows.sink(f"{name}.weight"), rows.sink(f"{name}.bias"))
+        sinks = rows.sink(f"{name}.weight"), rows.sink(f"{name}.bias")
+        y: Tensor = kernels.call(kernels.Linear, samples, weight, bias, *sinks)
     elif bias is None:
         y = samples @ weight.mT
     else:
@@ -68,8 +71,8 @@ def convolution(layer: nn.Conv2d, rows: Rows, name: str, x: Tensor) -> Tensor:
     weight, bias = rows[f"{name}.weight"], rows[f"{name}.bias"]
     assert weight is not None
     if kernels.usable(x) and kernels.convolves(layer):
-        sinks = rows.sink(f"{name}.weight"), rows.sink(f"{name}.bias")
-        y: Tensor = kernels.Convolution.apply(x, weight, bias, *sinks, (layer.stride, layer.padding, layer.dilation))
+        sinks, moves = (rows.sink(f"{name}.weight"), rows.sink(f"{name}.bias")), (layer.stride, layer.padding)
+        y: Tensor = kernels.call(kernels.Convolution, x, weight, bias, *sinks, (*moves, layer.dilation))
         return y
     # A client's images lie together, so each convolution reads and writes one piece of memory.
     each = [
@@ -79,16 +82,28 @@ def convolution(layer: nn.Conv2d, rows: Rows, name: str, x: Tensor) -> Tensor:
     return torch.cat(each)
 
 
-def batch_norm(layer: nn.modules.batchnorm._BatchNorm, rows: Rows, name: str, x: Tensor) -> Tensor:
-    """Each client has statistics of its own batch; its running ones, in `rows`, move as in nn.BatchNorm."""
+def batch_norm(
+    layer: nn.modules.batchnorm._BatchNorm,
+    rows: Rows,
+    name: str,
+    x: Tensor,
+    other: Tensor | None = None,
+    relu: bool = False,
+) -> Tensor:
+    """Each client has statistics of its own batch; its running ones, in `rows`, move as in nn.BatchNorm.
+
+    What often follows can be done at once: adding `other` (a shortcut), and then the relu.
+    """
     mean, var = rows[f"{name}.running_mean"], rows[f"{name}.running_var"]
     weight, bias = rows[f"{name}.weight"], rows[f"{name}.bias"]
-    own = layer.training or mean is None or var is None
+    own, y = layer.training or mean is None or var is None, x
     count = x[:, 0].numel() // rows.clients
     if layer.training and count == 1:  # as torch says it
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
     if kernels.usable(x) and own and x.ndim == 4:
-        y, batch_mean, batch_var = kernels.BatchNorm.apply(x, weight, bias, rows.clients, layer.eps)
+        y, batch_mean, batch_var = kernels.call(
+            kernels.BatchNorm, x, weight, bias, rows.clients, layer.eps, other, relu
+        )
     else:
         axes = [1, *range(3, x.ndim + 1)]  # samples and places of (k, b, C, ...)
         spread = rows.apart(x)
@@ -101,8 +116,10 @@ def batch_norm(layer: nn.modules.batchnorm._BatchNorm, rows: Rows, name: str, x:
         scale = scale if weight is None else scale * weight
         shift = -batch_mean * scale if bias is None else bias - batch_mean * scale
         columns = (len(scale), 1, -1, *[1] * (x.ndim - 2))
-        y = (spread * scale.view(columns) + shift.view(columns)).flatten(0, 1)
-    if layer.training and mean is not None and var is not None:
+        y = (spread * scale.view(columns) + shift.view(columns)).flatten(0, 1).to(x.dtype)
+        y = y if other is None else y + other
+        y = torch.relu(y) if relu else y
+    if layer.training and mean is not None and var is not None and layer.momentum is not None:
         with torch.no_grad():
             mean.lerp_(batch_mean.to(mean.dtype), layer.momentum)
             var.lerp_(batch_var.to(var.dtype) * (count / (count - 1)), layer.momentum)
@@ -141,6 +158,8 @@ RULES: dict[type[nn.Module], Rule] = {
 def _known(layer: nn.Module) -> bool:
     if isinstance(layer, nn.Conv2d):
         return type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros"
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.momentum is None:
+        return False
     return type(layer) in RULES
 
 
@@ -151,13 +170,13 @@ def _weightless(layer: nn.Module) -> bool:
 class _Layer(nn.Module):
     """Stands in a module's place and computes with the rows that its plan was given."""
 
-    def __init__(self, layer: nn.Module, name: str, plan: Plan) -> None:
+    def __init__(self, layer: nn.Module, name: str, plan: Plan, **further: Any) -> None:
         super().__init__()
-        self.__dict__.update(layer=layer, rule=RULES[type(layer)], label=name, plan=plan)  # none of them a submodule
+        rule = RULES[type(layer)]
+        self.compute: Callable[..., Tensor] = lambda *x: rule(layer, plan.rows, name, *x, **further)
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.rule(self.layer, self.plan.rows, self.label, x)
-        return y
+    def forward(self, *x: Tensor) -> Tensor:
+        return self.compute(*x)
 
 
 class _ReluPool(nn.Module):
@@ -169,22 +188,37 @@ class _ReluPool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if kernels.usable(x) and x.ndim == 4:
-            y: Tensor = kernels.ReluPool.apply(x, self.size)
+            y: Tensor = kernels.call(kernels.ReluPool, x, self.size)
             return y
         return F.max_pool2d(torch.relu(x), self.size)
 
 
-def _is_relu(node: Any, layers: Mapping[str, nn.Module]) -> bool:
-    """Whether a step is a relu that writes nothing in place, for one further step alone."""
-    if not isinstance(node, fx.Node) or len(node.users) != 1:
+def _is_relu(node: Any, layers: Mapping[str, nn.Module], users: int | None = 1) -> bool:
+    """Whether a step is a relu that writes nothing in place, for so many further steps."""
+    if not isinstance(node, fx.Node) or users not in (None, len(node.users)):
         return False
     if node.op == "call_module":
-        layer = layers[str(node.target)]
+        layer = layers.get(str(node.target))
         return type(layer) is nn.ReLU and not layer.inplace
     return node.op == "call_function" and node.target is torch.relu
 
 
-def _square(pool: nn.Module) -> int | None:
+def _what_follows(norm: fx.Node, layers: Mapping[str, nn.Module]) -> list[fx.Node] | None:
+    """The steps after a BatchNorm that can be done with it: a relu, or a sum of two tensors and then a relu."""
+    steps, node = list[fx.Node](), norm
+    while len(node.users) == 1:
+        (node,) = node.users
+        steps.append(node)
+        if _is_relu(node, layers, users=None):
+            return steps
+        sums = node.op == "call_function" and node.target in (operator.add, torch.add) and not node.kwargs
+        two = sums and len(node.args) == 2 and all(isinstance(own, fx.Node) for own in node.args)
+        if len(steps) > 1 or not two or node.args[0] is node.args[1]:
+            return None
+    return None
+
+
+def _square(pool: nn.Module | None) -> int | None:
     """The side of the squares that a pooling takes the largest of, if these are squares side by side."""
     if type(pool) is not nn.MaxPool2d or pool.return_indices or pool.ceil_mode:
         return None
@@ -205,11 +239,22 @@ class Plan:
         layers = {name: module.get_submodule(name) for name in called}
         stand_ins = {n: _Layer(own, n, self) if type(own) in RULES else own for n, own in layers.items()}
         for i, node in enumerate(list(graph.nodes)):
-            side = _square(layers[str(node.target)]) if node.op == "call_module" else None
+            if node.op != "call_module":
+                continue
+            layer, label = layers.get(str(node.target)), f"together_{i}"
+            side = _square(layer)
             if side is not None and _is_relu(relu := node.args[0], layers):
-                node.target, node.args = f"relu_pool_{i}", relu.args[:1]
-                stand_ins[node.target] = _ReluPool(side)
+                stand_ins[label] = _ReluPool(side)
+                node.target, node.args = label, relu.args[:1]
                 graph.erase_node(relu)
+            elif isinstance(layer, nn.BatchNorm2d) and (after := _what_follows(node, layers)) is not None:
+                stand_ins[label] = _Layer(layer, str(node.target), self, relu=True)
+                with graph.inserting_before(after[-1]):
+                    added = [other for step in after[:-1] for other in step.args if other is not node]
+                    together = graph.call_module(label, (node.args[0], *added))
+                after[-1].replace_all_uses_with(together)
+                for step in (*reversed(after), node):
+                    graph.erase_node(step)
         self.forward = fx.GraphModule(stand_ins, graph)
 
     def called_once(self, name: str) -> bool:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from . import kernels
+from .replay import aligned
 from .state import State
 
 
@@ -89,11 +90,11 @@ class Optimiser:
     @staticmethod
     def fresh(local: Local, W: Tensor, parameters: int) -> State:
         m = len(W)
-        zeros = W.new_zeros(m, parameters)
+        zeros = aligned(W, m, parameters)
         if local.optimiser == "adam":
             # Counted in float64: 1 - 0.999 ** t loses four digits in float32 at t = 1.
             steps = torch.zeros(m, 1, dtype=torch.float64, device=W.device)
-            return State(steps=steps, first=zeros, second=zeros.clone())
+            return State(steps=steps, first=zeros, second=aligned(W, m, parameters))
         return State(momentum=zeros) if local.momentum else State()
 
     def step(self, W: Tensor, G: Tensor, lr: float | Tensor, extra: Extra | None = None) -> None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Step = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], tuple[Tensor, Tensor, Tensor | None]]
-"""(W (k, D), x (k, b, ...), y, sample weights or None, G (k, d), written into) -> G, losses, what is left in buffers."""
+"""(W (k, D), x (k, b, ...), y, weights of samples, G (k, d) to write into) -> G, losses, what is left in buffers."""
 
 MOST = 48
 """Shapes that are recorded; a federation in which no two clients have as many samples has too many to keep."""
@@ -45,7 +46,7 @@ class Player:
         self.places: dict[str, Place] = {}
         self.recordings: dict[object, Recording] = {}
         self.seen: Counter[object] = Counter()
-        self.pool: tuple[int, int] | None = None
+        self.pool: Any = None
         self.trouble: str | None = None
         """Why nothing is recorded, if that was tried and failed."""
 
@@ -59,7 +60,8 @@ class Player:
         if place is None or len(place.W) < len(rows):
             self.recordings = {key: own for key, own in self.recordings.items() if name not in key}  # type: ignore[operator]
             self.places.pop(name, None)
-            place = self.places[name] = Place(torch.empty_like(rows).contiguous(), rows.new_empty(len(rows), self.d))
+            m, size = rows.shape
+            place = self.places[name] = Place(aligned(rows, m, size), aligned(rows, m, self.d))
         place.W[: len(rows)].copy_(rows)
         return place
 
@@ -112,3 +114,8 @@ class Player:
 
 def _new(W: Tensor, d: int) -> Tensor:
     return W.new_empty(len(W), d)
+
+
+def aligned(like: Tensor, m: int, d: int) -> Tensor:
+    """(m, d) zeros; on a GPU every row begins where it can read several numbers at once."""
+    return like.new_zeros(m, -(-d // 32) * 32 if like.is_cuda else d)[:, :d]

@@ -1,0 +1,287 @@
+"""The GPU's kernels give torch's numbers. Without a GPU they run in Triton's interpreter, in single precision."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers import DEVICE
+from torch import Tensor, nn
+
+pytest.importorskip("triton")
+
+from fedkin import kernels, models
+from fedkin.execution import Batch, Layered, OneByOne, tf32
+from fedkin.optimisers import Local, Optimiser, Proximal
+from fedkin.task import LOSSES
+from fedkin.weights import Layout
+
+
+@pytest.fixture(autouse=True)
+def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(kernels, "INTERPRETED", DEVICE.type == "cpu")
+    torch.manual_seed(0)
+    with tf32(False):
+        yield
+
+
+def drawn(*shape: int) -> Tensor:
+    return torch.randn(*shape).to(DEVICE).requires_grad_()
+
+
+def assert_near(found: Tensor, expected: Tensor, tolerance: float = 2e-6) -> None:
+    assert found.shape == expected.shape
+    found, expected = found.detach().double(), expected.detach()
+    assert float((found - expected).norm()) <= tolerance * float(expected.norm()) + 1e-30
+
+
+def as_double(*tensors: Tensor | None) -> list[Tensor | None]:
+    return [None if t is None else t.detach().double().requires_grad_() for t in tensors]
+
+
+CONVOLUTIONS = {
+    # clients, images, channels, height, width, filter, stride, padding, dilation, outputs, bias
+    "one channel": (3, 2, 1, 8, 7, (5, 5), (1, 1), (2, 2), (1, 1), 5, True),
+    "colours": (2, 2, 3, 9, 8, (3, 3), (2, 2), (1, 1), (1, 1), 16, False),
+    "a stem": (2, 2, 3, 12, 11, (7, 7), (2, 2), (3, 3), (1, 1), 8, True),
+    "few channels": (3, 2, 32, 6, 6, (3, 3), (1, 1), (1, 1), (1, 1), 20, True),
+    "many channels": (2, 2, 64, 5, 6, (3, 3), (1, 1), (1, 1), (1, 1), 17, True),
+    "many channels, a stride": (2, 2, 64, 5, 6, (3, 3), (2, 2), (1, 1), (1, 1), 64, False),
+    "one pixel, a stride": (2, 2, 64, 7, 9, (1, 1), (2, 2), (0, 0), (1, 1), 8, False),
+    "odd channels": (2, 2, 5, 6, 7, (4, 4), (1, 1), (1, 2), (1, 1), 3, True),
+    "dilated": (2, 2, 4, 9, 9, (3, 2), (1, 1), (2, 1), (2, 1), 8, True),
+    "uneven strides": (2, 2, 4, 9, 9, (3, 3), (3, 2), (1, 0), (1, 1), 8, True),
+    "wide": (1, 1, 128, 3, 3, (3, 3), (1, 1), (1, 1), (1, 1), 130, False),
+}
+
+
+@pytest.mark.parametrize("case", CONVOLUTIONS)
+@pytest.mark.parametrize("into", ["new tensors", "the matrix of gradients"])
+def test_a_stacked_convolution_is_one_for_each_client(case: str, into: str) -> None:
+    k, n, channels, height, width, size, stride, padding, dilation, outputs, biased = CONVOLUTIONS[case]
+    x, weight = drawn(k * n, channels, height, width), drawn(k, outputs, channels, *size)
+    bias = drawn(k, outputs) if biased else None
+    written: set[str] = set()
+    G = torch.full((k, weight[0].numel() + 7), 99.0, device=DEVICE)
+    sink = kernels.Sink(G[:, 3 : 3 + weight[0].numel()].view(weight.shape), "weight", written)
+    given = sink if into == "the matrix of gradients" else None
+    y = kernels.Convolution.apply(x, weight, bias, given, None, (stride, padding, dilation))
+    slope = torch.randn_like(y)
+    asked = [x, weight] if bias is None else [x, weight, bias]
+    dx, dw, *db = torch.autograd.grad(y, asked, slope, allow_unused=True)
+    X, Wd, B = as_double(x, weight, bias)
+    assert X is not None and Wd is not None
+    each = [
+        F.conv2d(own, Wd[i], None if B is None else B[i], stride, padding, dilation) for i, own in enumerate(X.chunk(k))
+    ]
+    expected = torch.cat(each)
+    ex, ew, *eb = torch.autograd.grad(expected, [t for t in (X, Wd, B) if t is not None], slope.double())
+    assert_near(y, expected)
+    assert_near(dx, ex)
+    if given is None:
+        assert_near(dw, ew)
+    else:
+        assert dw is None and written == {"weight"}
+        assert_near(sink.gradient, ew)
+        assert (G[:, :3] == 99).all() and (G[:, 3 + weight[0].numel() :] == 99).all()
+    for found, wanted in zip(db, eb, strict=True):
+        assert_near(found, wanted)
+
+
+@pytest.mark.parametrize("case", ["one channel", "few channels", "many channels, a stride"])
+def test_half_precision_rounds_products_and_not_their_sums(case: str) -> None:
+    """In float16, which the interpreter knows; bfloat16 is rounded more coarsely by the same code."""
+    k, n, channels, height, width, size, stride, padding, dilation, outputs, _ = CONVOLUTIONS[case]
+    x = drawn(k * n, channels, height, width).detach().half().requires_grad_()
+    weight = drawn(k, outputs, channels, *size)
+    y = kernels.Convolution.apply(x, weight, None, None, None, (stride, padding, dilation))
+    slope = torch.randn_like(y)
+    dw = torch.autograd.grad(y, weight, slope)[0]
+    X, Wd = as_double(x, weight.detach().half())
+    assert X is not None and Wd is not None
+    expected = torch.cat([F.conv2d(own, Wd[i], None, stride, padding, dilation) for i, own in enumerate(X.chunk(k))])
+    assert y.dtype == torch.float16 and dw.dtype == torch.float32
+    assert_near(y, expected, 1e-3)
+    assert_near(dw, torch.autograd.grad(expected, Wd, slope.double())[0])
+
+
+@pytest.mark.parametrize(("height", "width", "side"), [(6, 8, 2), (7, 9, 2), (7, 5, 3)])
+def test_relu_and_pooling_in_one(height: int, width: int, side: int) -> None:
+    x = drawn(5, 3, height, width)
+    y, expected = kernels.ReluPool.apply(x, side), F.max_pool2d(torch.relu(x), side)
+    slope = torch.randn_like(expected)
+    assert torch.equal(y, expected)
+    assert torch.equal(torch.autograd.grad(y, x, slope)[0], torch.autograd.grad(expected, x, slope)[0])
+
+
+def test_pooling_takes_the_first_of_equals_and_nothing_below_zero() -> None:
+    x = torch.tensor([[2.0, 2.0, -1.0, -2.0], [2.0, 1.0, -3.0, -1.0]], device=DEVICE).view(1, 1, 2, 4).requires_grad_()
+    y = kernels.ReluPool.apply(x, 2)
+    assert y.flatten().tolist() == [2.0, 0.0]
+    assert torch.autograd.grad(y.sum(), x)[0].flatten().tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
+
+
+@pytest.mark.parametrize("shape", [(4, 5, 7, 9), (2, 70, 3, 3), (6, 3, 20, 20)])
+@pytest.mark.parametrize("affine", [True, False])
+def test_batch_statistics_are_each_clients_own(shape: tuple[int, ...], affine: bool) -> None:
+    """Far from zero too, where a sum of squares would lose the variance."""
+    k, channels = 2, shape[1]
+    x = (drawn(*shape).detach() + 300).requires_grad_()
+    weight, bias = (drawn(k, channels), drawn(k, channels)) if affine else (None, None)
+    y, mean, var = kernels.BatchNorm.apply(x, weight, bias, k, 1e-5, None, False)
+    slope = torch.randn_like(y)
+    X, Wd, B = as_double(x, weight, bias)
+    assert X is not None
+    each = [
+        F.batch_norm(own, None, None, None if Wd is None else Wd[i], None if B is None else B[i], True, 0.0, 1e-5)
+        for i, own in enumerate(X.chunk(k))
+    ]
+    expected = torch.cat(each)
+    assert_near(y, expected, 1e-4)
+    spread = X.detach().view(k, -1, *shape[1:])
+    assert_near(mean, spread.mean((1, 3, 4)))
+    assert_near(var, spread.var((1, 3, 4), correction=0), 1e-4)
+    found = torch.autograd.grad(y, [t for t in (x, weight, bias) if t is not None], slope)
+    wanted = torch.autograd.grad(expected, [t for t in (X, Wd, B) if t is not None], slope.double())
+    for a, b in zip(found, wanted, strict=True):
+        assert_near(a, b, 1e-3)
+
+
+@pytest.mark.parametrize("added", [True, False])
+def test_a_shortcut_and_a_relu_go_with_the_statistics(added: bool) -> None:
+    k, x, weight, bias = 2, drawn(4, 5, 3, 6), drawn(2, 5), drawn(2, 5)
+    other = drawn(4, 5, 3, 6) if added else None
+    y, _, _ = kernels.BatchNorm.apply(x, weight, bias, k, 1e-5, other, True)
+    slope = torch.randn_like(y)
+    X, Wd, B, Z = as_double(x, weight, bias, other)
+    assert X is not None and Wd is not None and B is not None
+    each = [F.batch_norm(own, None, None, Wd[i], B[i], True, 0.0, 1e-5) for i, own in enumerate(X.chunk(k))]
+    expected = torch.relu(torch.cat(each) if Z is None else torch.cat(each) + Z)
+    assert_near(y, expected)
+    found = torch.autograd.grad(y, [t for t in (x, weight, bias, other) if t is not None], slope)
+    wanted = torch.autograd.grad(expected, [t for t in (X, Wd, B, Z) if t is not None], slope.double())
+    for a, b in zip(found, wanted, strict=True):
+        assert_near(a, b, 1e-5)
+
+
+def small_cnn() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2),
+        nn.Conv2d(4, 8, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(32, 5),
+    )  # fmt: skip
+
+
+def small_resnet() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
+        models.BasicBlock(4, 4), models.BasicBlock(4, 8, 2), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 5),
+    )  # fmt: skip
+
+
+class Twice(nn.Module):
+    """A layer that is called twice, and one that is called for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.idle, self.head = nn.Conv2d(1, 1, 3, padding=1), nn.Linear(8, 8), nn.Linear(64, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.idle(x)
+        return self.head(self.conv(torch.tanh(self.conv(x))).flatten(1))
+
+
+@pytest.mark.parametrize("network", [small_cnn, small_resnet, Twice])
+def test_a_gradient_through_the_kernels_is_that_of_separate_modules(network: type[nn.Module]) -> None:
+    """Gradients written where they belong, added up where a layer is called twice, zero where it has no effect."""
+    module = network()
+    layout, loss = Layout.of(module), LOSSES["cross_entropy"]
+    W = torch.stack([layout.row(module) * (1 + 0.1 * i) for i in range(3)]).to(DEVICE)
+    batch = Batch(torch.randn(3, 4, 1, 8, 8).to(DEVICE), torch.randint(0, 5, (3, 4)).to(DEVICE), [4] * 3)
+    found = Layered(module, layout, loss, DEVICE).grad(W, batch, torch.full((3, layout.parameters), 99.0).to(DEVICE))
+    wide = Batch(batch.x.double(), batch.y, batch.counts)
+    expected = OneByOne(module.double(), layout, loss, DEVICE).grad(W.double(), wide)
+    for a, b in zip(found, expected, strict=True):
+        if b is not None:
+            assert a is not None
+            assert_near(a, b, 1e-5)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+@pytest.mark.parametrize("near", [True, False])
+def test_adam_takes_the_steps_of_the_plain_formula(decay: float, near: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of different lengths in memory, clients that stop earlier, and a proximal term."""
+    start, anchor = torch.randn(3, 50).to(DEVICE), torch.randn(3, 60).to(DEVICE)
+    G = torch.randn(4, 3, 40).to(DEVICE)
+    beta = torch.tensor([[0.5], [1.0], [2.0]]).to(DEVICE)
+    rows = []
+    for fused in (True, False):
+        monkeypatch.setattr(kernels, "usable", lambda x, fused=fused: fused)
+        W = start.clone()
+        optimiser = Optimiser(Local(weight_decay=decay), W, 40)
+        for step in range(4):
+            extra = Proximal(anchor, beta) if near else None
+            optimiser.step(W, G[step, : 3 - step // 2].clone(), 1e-2, extra)
+        rows.append(W)
+    assert torch.allclose(rows[0], rows[1], rtol=1e-6, atol=1e-7)
+    assert torch.equal(rows[0][:, 40:], start[:, 40:])
+    assert float((rows[0] - start).abs().max()) > 1e-2
+
+
+def test_these_kernels_are_for_matrix_units_alone() -> None:
+    assert kernels.usable(torch.zeros(1, device=DEVICE))
+    assert not kernels.usable(torch.zeros(1, device=DEVICE, dtype=torch.float64))
+    assert not kernels.usable(torch.zeros(1, device=DEVICE, dtype=torch.int64))
+    assert kernels.convolves(nn.Conv2d(2, 2, 3, stride=2)) and kernels.convolves(nn.Conv2d(2, 2, 3, dilation=2))
+    for other in (
+        nn.Conv2d(2, 2, 3, groups=2),
+        nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"),
+        nn.Conv2d(2, 2, 3, padding="same"),
+        nn.Conv2d(2, 2, 3, stride=2, dilation=2),
+    ):
+        assert not kernels.convolves(other)
+
+
+# Who helps whom
+
+
+@pytest.mark.parametrize(("m", "d"), [(5, 300), (20, 64), (130, 70)])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_products_of_centred_rows(m: int, d: int, scaled: bool) -> None:
+    """Rows that almost agree keep their distances (trap T14), in one tile and in several."""
+    W = (1 + 1e-3 * torch.randn(m, d)).to(DEVICE)
+    scale = torch.rand(m).to(DEVICE) * 1e-4 + 1 if scaled else None
+    found, squares = kernels.gram(W[:, : d - 3], scale)
+    rows = W[:, : d - 3].double() * (1 if scale is None else scale.double()[:, None])
+    # The centre is rounded, but it is the same for all. A scaled row is rounded for itself.
+    assert_near(_distances(found), torch.cdist(rows, rows).square(), 3e-4 if scaled else 1e-5)
+    assert_near(squares, rows.square().sum(1))
+    assert torch.equal(found, found.T)
+
+
+def _distances(gram: Tensor) -> Tensor:
+    return gram.diagonal()[:, None] + gram.diagonal()[None, :] - 2 * gram
+
+
+def test_rows_that_agree_have_no_distance() -> None:
+    found, _ = kernels.gram(torch.randn(1, 500).to(DEVICE).repeat(7, 1))
+    assert not _distances(found).any()
+
+
+@pytest.mark.parametrize(("r", "m", "d"), [(4, 7, 300), (20, 20, 129), (150, 40, 50)])
+def test_mixing_is_exact_to_the_last_digits(r: int, m: int, d: int) -> None:
+    xi, W = torch.softmax(torch.randn(r, m), 1).to(DEVICE), torch.randn(m, d).to(DEVICE)
+    U = torch.empty(r, d + 5, device=DEVICE)[:, :d]
+    kernels.mix(xi, W, U)
+    assert_near(U, xi.double() @ W.double(), 2e-7)
+
+
+def test_mixing_with_the_identity_changes_no_bit() -> None:
+    """Trap T26, of large and small numbers; and in place."""
+    W = torch.randn(9, 400).to(DEVICE) * 10.0 ** torch.randint(-20, 20, (9, 400)).to(DEVICE)
+    U = torch.empty_like(W)
+    kernels.mix(torch.eye(9, device=DEVICE, dtype=torch.float64), W, U)
+    assert torch.equal(U, W)
+    kernels.mix(torch.eye(9, device=DEVICE, dtype=torch.float64).flip(0), W, W)
+    assert torch.equal(W, U.flip(0))
