@@ -1,10 +1,16 @@
-# Two commands do all the set-up: `make demo` and `make test`.
+# Two commands do all the set-up: `make demo` and `make test`. `make test DEVICE=cuda` runs the numerical tests on a GPU,
+# with a Python that has torch, pytest and hypothesis; it installs nothing.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 # Small models are faster with one thread a process; pytest runs two processes.
 export OMP_NUM_THREADS ?= 1
+
+# Tests of what is computed on a device; the others look at files, words, pages and statistics.
+NUMERICAL := $(addprefix tests/,engines methods papers/test_theorems.py papers/test_panacea_theory.py) \
+	$(wildcard $(patsubst %,tests/test_%.py,attention augment cohort collaboration cuda execution hypernetworks \
+	inference kernels layers optimisers references replay state streams task weights))
 
 .PHONY: demo test test-slow lint benchmark clean
 .DEFAULT_GOAL := demo
@@ -23,8 +29,13 @@ lint: $(READY)
 	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 
+ifeq ($(DEVICE),)
 test: lint
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
+else
+test:
+	DEVICE=$(DEVICE) PYTHONPATH="src:tests$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m pytest -m 'not slow' $(NUMERICAL)
+endif
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -n 2 -m slow

@@ -1,14 +1,17 @@
-"""Small federations, watched runs, and one client trained the plain way, for the tests of methods and engines."""
+"""Where tests compute; small federations, watched runs, and one client trained the plain way."""
 
 from __future__ import annotations
 
 import copy
+import math
+import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
@@ -16,13 +19,21 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 from fedkin import streams
 from fedkin.api import prepare
 from fedkin.assembly import Assembly
-from fedkin.cohort import Model
+from fedkin.cohort import Model, Predictor
 from fedkin.config import merge
-from fedkin.engines.simulation import Listener, Requests, Simulation
+from fedkin.engines.simulation import Listener, Mail, Requests, Simulation
 from fedkin.federation import Client, Federation, Problem
 from fedkin.runs import Run, Writer
 from fedkin.state import Message, State
 from fedkin.task import Task
+
+DEVICE = torch.device(os.environ.get("DEVICE", "cpu"))
+"""Where numerical tests compute: on a CPU, or with DEVICE=cuda on a GPU. Random numbers come from the CPU always."""
+ON_CPU = DEVICE.type == "cpu"
+CPU_BITS = {} if ON_CPU else {"precision": "float64"}
+"""Settings of runs that are compared bit by bit on a CPU: on a GPU they agree to rounding, which has to be small."""
+
+cpu_only = pytest.mark.skipif(not ON_CPU, reason="says something about CPUs alone")
 
 SIZES = (13, 9, 6, 4)
 """Unequal, and in batches of four: a last batch of one, of one, of two, and none that is short."""
@@ -30,7 +41,7 @@ SIZES = (13, 9, 6, 4)
 BASE: dict[str, Any] = {
     "rounds": 3,
     "precision": "float64",
-    "device": "cpu",
+    "device": DEVICE.type,
     "execution": "stacked",
     "model": {"name": "mlp", "settings": {"hidden": [5]}},
     "local": {"epochs": 2, "batch_size": 4, "lr": 0.02},
@@ -97,9 +108,11 @@ class Watched(Simulation):
         self.sent[round] = (clients, copied(message))
         return message
 
-    def _score(self, clients: list[int], message: Message, round: int) -> dict[str, Model]:
-        models = super()._score(clients, message, round)
-        self.scored[round] = (clients, models)
+    def _models(self, clients: list[int], mail: Mail, round: int) -> dict[str, Model]:
+        models = super()._models(clients, mail, round)
+        before, parts = self.scored.get(round, ([], {}))
+        joined = {name: _below(parts[name], model) if name in parts else model for name, model in models.items()}
+        self.scored[round] = (before + clients, joined)
         return models
 
     def _round(self, round: int) -> Requests[None]:
@@ -109,10 +122,18 @@ class Watched(Simulation):
         self.servers[round], self.memories[round] = copied(self.server), copied(self.memory)
         self.holds[round] = dict(self.held)
 
-    def _closing(self, round: int) -> dict[str, Model]:
-        models = super()._closing(round)
+    def _closing(self, round: int) -> list[str]:
+        names = super()._closing(round)
         self.servers[round], self.memories[round] = copied(self.server), copied(self.memory)
-        return models
+        return names
+
+
+def _below(model: Model, other: Model) -> Model:
+    """The models of some clients, and below them those of others."""
+    if isinstance(model, Predictor) and isinstance(other, Predictor):
+        return Predictor(model.function, State.join([model.rows, other.rows]))
+    assert isinstance(model, Tensor) and isinstance(other, Tensor)
+    return torch.cat([model, other])
 
 
 def copied(state: State) -> State:
@@ -193,20 +214,52 @@ def trained(
 def gradient(assembly: Assembly, row: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The gradient of the mean loss at a row, by autograd."""
     module = module_at(assembly, row)
-    nn.functional.cross_entropy(module(x), y).backward()
+    nn.functional.cross_entropy(module(x.to(row.device)), y.to(row.device)).backward()
     return torch.cat([p.grad.reshape(-1) for p in module.parameters()])  # type: ignore[union-attr]
 
 
 def accuracy(assembly: Assembly, client: int, row: Tensor) -> float:
     """A client's share of test samples that a row gets right."""
-    x, y = assembly.federation.clients[client].test
+    x, y = (part.to(row.device) for part in assembly.federation.clients[client].test)
     with torch.no_grad():
         return float((module_at(assembly, row).eval()(x).argmax(1) == y).double().mean())
 
 
 def close(a: Tensor, b: Tensor, tolerance: float = 1e-9) -> bool:
-    """Equal to a tolerance, elementwise, relative to the larger of one and the number."""
+    """Equal to a tolerance, elementwise, relative to the larger of one and the number; wherever the two are kept."""
+    b = b.to(a.device)
     return a.shape == b.shape and bool(((a - b).abs() <= tolerance * b.abs().clamp(min=1)).all())
+
+
+# ---- the same bits, where there can be ----
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal bit by bit on a CPU. A GPU's libraries sum in another order where there are more rows: equal to rounding,
+    relative to the length of the whole."""
+    if ON_CPU or not a.is_floating_point():
+        return torch.equal(a, b)
+    a, b = a.cpu(), b.cpu()
+    rounding = 1e-9 if a.dtype == torch.float64 else 1e-4
+    return a.shape == b.shape and a.dtype == b.dtype and bool((a - b).norm() <= rounding * b.norm())
+
+
+def same_record(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    """Two lines of rounds.jsonl, but for what they cost: every number equal, and on a GPU to rounding."""
+    return _same_values(*({key: value for key, value in line.items() if key not in COSTS} for line in (a, b)))
+
+
+COSTS = ("seconds", "peak_bytes")
+
+
+def _same_values(a: Any, b: Any) -> bool:
+    if ON_CPU or type(a) is not type(b):
+        return bool(a == b)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_same_values(a[key], b[key]) for key in a)
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(_same_values, a, b))
+    return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) if isinstance(a, float) else bool(a == b)
 
 
 # ---- the command ----

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import DEVICE
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -27,12 +28,12 @@ distances = st.floats(0, 200)
 
 
 def tensor(*numbers: float) -> Tensor:
-    return torch.tensor(numbers, dtype=torch.float64)
+    return torch.tensor(numbers, dtype=torch.float64, device=DEVICE)
 
 
 def grid(top: float, points: int = 20_001) -> Tensor:
     """From 0 to just above `top`, meeting none of the knots that sit at round numbers."""
-    return torch.linspace(0, top * (1 + math.pi * 1e-4), points, dtype=torch.float64)
+    return torch.linspace(0, top * (1 + math.pi * 1e-4), points, dtype=torch.float64, device=DEVICE)
 
 
 def derivative(function: Callable[[Tensor], Tensor], at: Tensor) -> Tensor:
@@ -170,7 +171,7 @@ def test_the_logarithm_of_the_slope_is_the_slopes_logarithm(attention: Attention
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_far_clients_keep_a_finite_logarithm(dtype: torch.dtype) -> None:
     """Trap T14: the kernel itself is zero there, for every client alike."""
-    far = torch.tensor([1e6], dtype=dtype)
+    far = torch.tensor([1e6], dtype=dtype, device=DEVICE)
     assert NegativeExponential(2.0).slope(far).item() == 0
     assert NegativeExponential(2.0).log_slope(far).item() == pytest.approx(-5e5 - math.log(2), rel=1e-7)
     assert NegativeExponential(2.0).log_slope(far).dtype == dtype
@@ -212,7 +213,7 @@ def test_the_most_negative_curvature_of_the_exponential_lies_at_one_and_a_half_s
 @given(attentions, st.sampled_from([0.5, 1.0]), st.integers(0, 2**31))
 def test_gradients_move_no_faster_than_the_lipschitz_constant(attention: Attention, c: float, seed: int) -> None:
     """||grad h(x) - grad h(y)|| <= 2 c lipschitz ||x - y|| for h(x) = A(c ||x||^2)."""
-    x, y = 3 * torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    x, y = 3 * torch.randn(2, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
 
     def h(x: Tensor) -> Tensor:
         return attention.value(c * x.square().sum())
@@ -267,7 +268,7 @@ def test_distant_clients_do_not_help_each_other_at_all(height: float, gamma: flo
     for attention, reach in ((MCP(height, gamma), gamma * height), (SCAD(height, a), a * height)):
         squared = tensor(0.0, 0.99 * reach, 1.0000001 * reach, 1e6 * reach)
         for c in (0.5, 1.0):
-            pairs = torch.zeros(4, 4, dtype=torch.float64)
+            pairs = torch.zeros(4, 4, dtype=torch.float64, device=DEVICE)
             pairs[0], pairs[:, 0] = squared / c, squared / c
             xi = theory_weights(pairs, attention, alpha=0.1, c=c)
             assert xi[0, 1] > 0

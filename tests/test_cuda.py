@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch import Tensor, nn
 
 import fedkin
+from fedkin.api import prepare
+from fedkin.assembly import Assembly
 from fedkin.collaboration import cosine_distances, mix, squared_distances
 from fedkin.data import traffic
 from fedkin.data.roads import Roads
@@ -18,13 +24,25 @@ from fedkin.data.roads import Roads
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")]
 
 
-@pytest.fixture
-def tf32():
-    """TF32 allowed everywhere, as training on a GPU has it."""
-    before = torch.backends.cuda.matmul.fp32_precision
-    torch.backends.cuda.matmul.fp32_precision = "tf32"
+def older_switches() -> None:
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = True
+
+
+def newer_switches() -> None:
+    torch.backends.cuda.matmul.fp32_precision = torch.backends.cudnn.conv.fp32_precision = "tf32"
+
+
+@pytest.fixture(params=[older_switches, newer_switches])
+def tf32(request: pytest.FixtureRequest) -> Iterator[None]:
+    """TF32 allowed everywhere, as training on a GPU has it, by torch's older switches or by its newer ones."""
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
+    before = [switch.fp32_precision for switch in switches]
+    request.param()
     yield
-    torch.backends.cuda.matmul.fp32_precision = before
+    if request.param is older_switches:
+        torch.backends.cuda.matmul.allow_tf32 = False  # the older has a memory of its own
+    for switch, precision in zip(switches, before, strict=True):
+        switch.fp32_precision = precision
 
 
 def test_cloud_models_of_clients_that_listen_to_nobody_are_their_own_bit_for_bit(tf32):
@@ -42,13 +60,25 @@ def test_distances_of_models_that_almost_agree_are_those_of_the_cpu(tf32):
         torch.testing.assert_close(there, here, rtol=1e-6, atol=0)
 
 
+def test_distances_are_those_of_float64_whatever_is_allowed(tf32):
+    W = torch.randn(40, 30_000, generator=torch.Generator().manual_seed(4)).cuda()
+    W[1:] = W[0] + 1e-3 * W[1:]
+    exact = W.double().cpu()
+    apart = (exact[:, None, :200] - exact[:, :200]).square().sum(2)
+    torch.testing.assert_close(squared_distances(W[:, :200])[0].cpu(), apart, rtol=1e-9, atol=0)
+    apart = torch.stack([(row - exact).square().sum(1) for row in exact])
+    torch.testing.assert_close(squared_distances(W)[0].cpu(), apart, rtol=1e-9, atol=0)
+
+
 def weights(run: Path) -> dict[str, torch.Tensor]:
     """Every tensor that a run has saved: of its checkpoint, of the clients' models, newcomers' too, and outputs."""
     files = sorted(run.rglob("*.safetensors"))
     return {f"{file.relative_to(run)} {name}": t for file in files for name, t in load_file(file).items()}
 
 
-def assert_same_on_both(folder: Path, settings: dict[str, Any], federation: fedkin.Federation | None = None) -> None:
+def assert_same_on_both(
+    folder: Path, settings: dict[str, Any], federation: fedkin.Federation | None = None, tolerance: float = 1e-9
+) -> None:
     """A run in float64 ends with the same weights, but for rounding, on a GPU as on a CPU."""
     saved = []
     for device in ("cpu", "cuda"):
@@ -57,13 +87,17 @@ def assert_same_on_both(folder: Path, settings: dict[str, Any], federation: fedk
         )
         assert run.resolved().device == device
         saved.append(weights(run.path))
-    assert saved[0].keys() == saved[1].keys()
-    for name, here in saved[0].items():
-        there = saved[1][name]
+    assert_same_weights(*saved, tolerance)
+
+
+def assert_same_weights(first: dict[str, Tensor], second: dict[str, Tensor], tolerance: float = 1e-9) -> None:
+    assert first.keys() == second.keys()
+    for name, here in first.items():
+        there = second[name]
         if here.is_floating_point():
             assert torch.equal(here.isnan(), there.isnan()), name  # missing readings, and who has no score yet
             here, there = here.nan_to_num(), there.nan_to_num()
-            rounding = 1e-9 if here.dtype == torch.float64 else 1e-6
+            rounding = tolerance if here.dtype == torch.float64 else max(tolerance, 1e-6)
             assert (here - there).norm() <= rounding * here.norm(), name
         else:
             assert torch.equal(here, there), name
@@ -128,14 +162,19 @@ def test_a_recurrent_network_forecasts_on_a_gpu_as_on_a_cpu_whatever_is_missing(
     assert_same_on_both(tmp_path, settings, sensors(teacher))
 
 
+def noise(shape: tuple[int, ...], sizes: tuple[int, ...] = (20, 21, 22)) -> fedkin.Federation:
+    """Silos with images of nothing."""
+    images = {}
+    for i, n in enumerate(sizes):
+        g = torch.Generator().manual_seed(i)
+        x = torch.rand(n, *shape, generator=g, dtype=torch.float64)
+        images[f"silo-{i}"] = (x.numpy(), torch.randint(4, (n,), generator=g).numpy())
+    return fedkin.Federation.from_arrays(images, fedkin.Task.classification(shape, 4), name="noise")
+
+
 @pytest.mark.parametrize("model", [{"name": "cnn"}, {"name": "resnet18"}, {"name": "mlp"}])
 def test_models_train_stacked_on_a_gpu(model, tmp_path):
-    images = {}
-    for i in range(3):
-        g = torch.Generator().manual_seed(i)
-        x = torch.randn(20 + i, 1, 28, 28, generator=g)
-        images[f"silo-{i}"] = (x.numpy(), torch.randint(4, (20 + i,), generator=g).numpy())
-    federation = fedkin.Federation.from_arrays(images, fedkin.Task.classification((1, 28, 28), 4), name="noise")
+    federation = noise((1, 28, 28))
     settings = {"model": model, "local": {"epochs": 1, "batch_size": 8}, "execution": "stacked", "rounds": 2}
     run = fedkin.run(settings, federation=federation, method="fedamp", device="cuda", out=tmp_path / "run")
     assert run.summary["execution"]["way"] == "stacked"
@@ -143,12 +182,7 @@ def test_models_train_stacked_on_a_gpu(model, tmp_path):
 
 
 def test_augmented_images_are_those_of_the_cpu_and_so_is_what_is_learnt_from_them(tmp_path):
-    images = {}
-    for i in range(3):
-        g = torch.Generator().manual_seed(i)
-        x = torch.rand(20 + i, 3, 12, 12, generator=g, dtype=torch.float64)
-        images[f"silo-{i}"] = (x.numpy(), torch.randint(4, (20 + i,), generator=g).numpy())
-    federation = fedkin.Federation.from_arrays(images, fedkin.Task.classification((3, 12, 12), 4), name="noise")
+    federation = noise((3, 12, 12))
     settings = {"model": "mlp", "local": {"epochs": 2, "batch_size": 8}, "rounds": 2, "precision": "float64"}
     settings |= {"data": {"augment": True}}
     states = []
@@ -170,3 +204,105 @@ def test_a_grid_trained_in_one_stack_on_a_gpu_is_that_of_the_cpu(tmp_path):
         chosen.append([load_file(t.point.path / "checkpoint" / "state.safetensors") for t in tuned.trials])
     for here, there in zip(*chosen, strict=True):
         assert (here["server/W"] - there["server/W"]).norm() <= 1e-9 * here["server/W"].norm()
+
+
+# ---- all clients at once ----
+
+
+class Residual(nn.Module):
+    """A user's own: an MLP that adds what a normalised layer says."""
+
+    def __init__(self, inputs: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        self.enter, self.norm = nn.Linear(math.prod(inputs), 16), nn.LayerNorm(16)
+        self.inner, self.head = nn.Linear(16, 16), nn.Linear(16, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.enter(x.flatten(1))
+        return self.head(h + self.inner(self.norm(h).relu()))
+
+
+NETWORKS: dict[str, tuple[Any, Callable[[], fedkin.Federation]]] = {
+    "mlp": ({"name": "mlp"}, lambda: noise((1, 8, 8))),
+    "cnn": ({"name": "cnn"}, lambda: noise((1, 16, 16))),
+    "resnet18": ({"name": "resnet18"}, lambda: noise((1, 16, 16))),
+    "gru": ({"name": "gru", "settings": {"hidden": 5}}, lambda: sensors(False)),
+    "a user's own": (Residual, lambda: noise((1, 8, 8))),
+}
+
+
+def ready(name: str, **settings: Any) -> Assembly:
+    """An assembly on the GPU, stacked unless told otherwise."""
+    model, federation = NETWORKS[name]
+    table = {"device": "cuda", "execution": "stacked", "local": {"epochs": 2, "batch_size": 8}, **settings}
+    if isinstance(model, dict):
+        return prepare({**table, "model": model}, federation=federation())
+    return prepare(table, federation=federation(), model=model)
+
+
+def start(a: Assembly) -> Tensor:
+    """(m, D) a row for each client, each another."""
+    row = a.problem.initial
+    lot = torch.rand(len(a.cohort), len(row), generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    return row * (1 + 0.1 * lot.to(row))
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_clients_trained_at_once_are_those_trained_one_by_one(name):
+    """For three rounds, in the later ones of which what the first did is played again."""
+    ends = []
+    for way in ("stacked", "one-by-one"):
+        local = {"epochs": 2, "batch_size": 8, "optimiser": "sgd", "lr": 0.01, "momentum": 0.9}
+        a = ready(name, execution=way, precision="float64", local=local)
+        assert a.execution.name == way
+        W = first = start(a)
+        for round in (1, 2, 3):
+            W = a.cohort.fit(W, round)
+        assert (W - first).norm(dim=1).min() > 1e-3
+        ends.append(W)
+    d = a.problem.layout.parameters
+    for part in (slice(0, d), slice(d, None)):  # large weights must not hide wrong statistics
+        here, there = ends[0][:, part], ends[1][:, part]
+        assert ((here - there).norm(dim=1) <= 1e-8 * there.norm(dim=1)).all(), (here - there).norm(dim=1)
+
+
+def test_ten_rounds_of_fedamp_stay_with_those_of_a_cpu(tmp_path):
+    settings = {"method": "fedamp", "rounds": 10, "data": {"split": "relabelled"}, "execution": "stacked"}
+    assert_same_on_both(tmp_path, settings, tolerance=1e-7)
+
+
+def test_clients_in_chunks_are_those_trained_at_once(tmp_path):
+    settings = {"method": "fedamp", "rounds": 3, "data": {"split": "relabelled"}, "precision": "float64"}
+    runs = [fedkin.run(settings, device="cuda", chunk=chunk, out=tmp_path / str(chunk)) for chunk in (0, 3)]
+    saved = [{name: t for name, t in weights(run.path).items() if "at_once" not in name} for run in runs]
+    assert_same_weights(*saved)
+
+
+def test_the_memory_of_a_run_is_its_own_and_not_that_of_a_larger_one_before(tmp_path):
+    peaks = []
+    for width in (4096, 16):
+        gc.collect()  # what the run before still holds counts as used
+        settings = {"rounds": 2, "model": {"name": "mlp", "settings": {"hidden": [width]}}}
+        run = fedkin.run(settings, device="cuda", out=tmp_path / str(width))
+        peaks.append(run.summary["peak_bytes"])
+        assert all(0 < line["peak_bytes"] <= peaks[-1] for line in run.rounds if "peak_bytes" in line)
+    assert 0 < peaks[1] < peaks[0] / 10
+
+
+@pytest.fixture
+def no_synchronisation() -> Iterator[Callable[[], None]]:
+    """From its call on, whatever waits for the GPU, or copies from the host and waits for that, is an error."""
+    yield lambda: torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("precision", ["float32", "float64"])
+@pytest.mark.parametrize("name", ["mlp", "cnn"])
+def test_a_round_of_training_waits_for_nothing(name, precision, no_synchronisation):
+    a = ready(name, precision=precision)
+    W = start(a)
+    for round in (1, 2):  # every shape is seen, and then recorded
+        W = a.cohort.fit(W, round)
+    torch.cuda.synchronize()
+    no_synchronisation()
+    a.cohort.fit(W, 3)

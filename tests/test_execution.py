@@ -23,6 +23,7 @@ from fedkin.execution import (
     choose,
     draws_random_numbers,
     has_batch_statistics,
+    remembers,
 )
 from fedkin.task import LOSSES, Loss, loss_named
 from fedkin.weights import Layout
@@ -559,6 +560,48 @@ def test_known_layers_are_stacked_without_vmap(name: str) -> None:
 def test_what_is_not_known_is_stacked_by_vmap_with_a_word(name: str, word: str) -> None:
     choice = chosen(name)
     assert type(choice.execution) is Stacked and "by vmap" in choice.reason and word in choice.reason
+
+
+class Counting(nn.Module):
+    """Counts its calls, and computes something else after the first few."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.calls, self.told = nn.Linear(4, 3), 0, [0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        return self.head(x) * (1 if self.calls < 20 else 2)
+
+
+class Telling(Counting):
+    def forward(self, x: Tensor) -> Tensor:
+        self.told.append(len(self.told))
+        return self.head(x)
+
+
+@pytest.mark.parametrize("module", [Counting(), Telling()])
+def test_a_model_that_its_passes_change_is_called_in_every_pass(module: nn.Module) -> None:
+    """Read once, it would be frozen in the state it had then."""
+    module = module.double()
+    x, y = samples("mlp", 1, 5)
+    choice = choose(module, Layout.of(module), CROSS_ENTROPY, x[0], y[0])
+    assert remembers(module, x[0]) and type(choice.execution) is Stacked and "changes what it holds" in choice.reason
+    assert choice.execution.player is None
+    assert not remembers(built("mlp"), x[0]) and not remembers(built("batch-norm"), x[0])
+
+
+class Settings:
+    """An object that equals none but itself."""
+
+    def __init__(self) -> None:
+        self.width, self.inner = 3, {"deep": [1, 2]}
+
+
+def test_settings_that_a_model_holds_are_no_memory() -> None:
+    module = built("mlp")
+    module.settings, module.activation = Settings(), torch.tanh  # type: ignore[assignment]
+    assert not remembers(module, samples("mlp", 1, 5)[0][0])
 
 
 def test_a_model_that_computes_something_else_when_stacked_runs_one_by_one() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import DEVICE, same
 from torch import Tensor, nn
 
 from fedkin import streams
@@ -17,7 +18,7 @@ CLIENTS, EMBEDDING, HIDDEN, OUTPUTS = 7, 5, 6, 11
 
 
 def numbers(*shape: int, of: str = "numbers") -> Tensor:
-    return torch.randn(*shape, generator=streams.generator(of), dtype=torch.float64)
+    return torch.randn(*shape, generator=streams.generator(of), dtype=torch.float64).to(DEVICE)
 
 
 def related(m: int = CLIENTS, *, weighted: bool = False) -> Tensor:
@@ -34,7 +35,7 @@ def graph_network(**options: Any) -> GraphHypernetwork:
     network = drawn(lambda: GraphHypernetwork(EMBEDDING, HIDDEN, 3, OUTPUTS, **options), streams.generator("network"))
     for layer in network.encoder:
         nn.init.normal_(layer.bias, generator=streams.generator("biases"))
-    return network.double()
+    return network.to(DEVICE, torch.float64)
 
 
 def propagation(graph: Tensor, normalisation: str) -> Tensor:
@@ -46,7 +47,7 @@ def propagation(graph: Tensor, normalisation: str) -> Tensor:
         rows = [[A[u][v] / degree[u] for v in range(m)] for u in range(m)]
     else:
         rows = [[A[u][v] / math.sqrt(degree[u] * degree[v]) for v in range(m)] for u in range(m)]
-    return torch.tensor(rows, dtype=torch.float64)
+    return torch.tensor(rows, dtype=torch.float64, device=DEVICE)
 
 
 def encoded(network: GraphHypernetwork, h: Tensor, S: Tensor, skip: bool = False) -> Tensor:
@@ -62,7 +63,7 @@ def encoded(network: GraphHypernetwork, h: Tensor, S: Tensor, skip: bool = False
 
 
 def test_the_mlp_writes_weights_layer_by_layer() -> None:
-    network, v = MLPHypernetwork(EMBEDDING, HIDDEN, 3, OUTPUTS).double(), numbers(CLIENTS, EMBEDDING)
+    network, v = MLPHypernetwork(EMBEDDING, HIDDEN, 3, OUTPUTS).to(DEVICE, torch.float64), numbers(CLIENTS, EMBEDDING)
     linear = [layer for layer in network.trunk if isinstance(layer, nn.Linear)]
     assert len(linear) == 4
     z = v @ linear[0].weight.T + linear[0].bias
@@ -112,7 +113,7 @@ def test_the_encoder_is_torch_geometrics_over_a_list_of_edges() -> None:
     edges = graph.nonzero().T
     z = h
     for at, layer in enumerate(network.encoder):
-        sparse = GCNConv(layer.in_channels, layer.out_channels).double()
+        sparse = GCNConv(layer.in_channels, layer.out_channels).to(DEVICE, torch.float64)
         sparse.lin.weight, sparse.bias = layer.lin.weight, layer.bias
         z = sparse(z, edges, graph[edges[0], edges[1]])
         z = z.relu() if at < 2 else z
@@ -125,17 +126,17 @@ def test_without_edges_it_is_an_mlp_of_six_layers(normalisation: str) -> None:
     network, h = graph_network(normalisation=normalisation), numbers(CLIENTS, EMBEDDING)
     layers: list[nn.Module] = []
     for at, convolution in enumerate(network.encoder):
-        linear = nn.Linear(convolution.in_channels, convolution.out_channels).double()
+        linear = nn.Linear(convolution.in_channels, convolution.out_channels).to(DEVICE, torch.float64)
         linear.weight, linear.bias = convolution.lin.weight, convolution.bias
         layers += [linear, nn.ReLU()] if at < 2 else [linear]
     plain = nn.Sequential(*layers, network.trunk[0], nn.ReLU(), network.trunk[2], nn.ReLU(), network.head)
-    torch.testing.assert_close(network(h, torch.zeros(CLIENTS, CLIENTS).double())[0], plain(h))
+    torch.testing.assert_close(network(h, torch.zeros(CLIENTS, CLIENTS).to(h))[0], plain(h))
 
 
 @pytest.mark.parametrize("normalisation", ["symmetric", "mean"])
 def test_members_of_a_clique_of_their_own_get_the_same_weights(normalisation: str) -> None:
     network, h = graph_network(normalisation=normalisation), numbers(CLIENTS, EMBEDDING)
-    cliques = torch.block_diag(*(torch.ones(n, n) - torch.eye(n) for n in (4, 3))).double()
+    cliques = torch.block_diag(*(torch.ones(n, n) - torch.eye(n) for n in (4, 3))).to(h)
     theta, _ = network(h, cliques)
     torch.testing.assert_close(theta[:4], theta[:1].expand(4, -1))
     torch.testing.assert_close(theta[4:], theta[4:5].expand(3, -1))
@@ -144,8 +145,8 @@ def test_members_of_a_clique_of_their_own_get_the_same_weights(normalisation: st
 
 def test_a_client_hears_of_others_as_far_as_the_encoder_has_layers() -> None:
     """On a path, the first client's weights depend on the embeddings of the next three, and of no one behind."""
-    path = torch.diag(torch.ones(CLIENTS - 1), 1).double()
     network, h = graph_network(), numbers(CLIENTS, EMBEDDING)
+    path = torch.diag(torch.ones(CLIENTS - 1), 1).to(h)
     (slope,) = torch.autograd.grad(network(h.requires_grad_(), path + path.T)[0][0].sum(), h)
     assert (slope[:4].norm(dim=1) > 0).all() and not slope[4:].any()
 
@@ -170,8 +171,8 @@ def by_loop(logits: Tensor, graph: Tensor, balanced: bool) -> float:
 @pytest.mark.parametrize("balanced", [False, True], ids=["exact", "balanced"])
 @pytest.mark.parametrize("edges", ["edges", "weights", "none"])
 def test_the_generators_loss_is_that_of_each_pair(edges: str, balanced: bool) -> None:
-    graph = torch.zeros(CLIENTS, CLIENTS).double() if edges == "none" else related(weighted=edges == "weights")
     logits = numbers(CLIENTS, CLIENTS, of="logits")
+    graph = torch.zeros_like(logits) if edges == "none" else related(weighted=edges == "weights")
     found = generator_loss(logits, graph, balanced=balanced)
     assert math.isclose(float(found), by_loop(logits, graph, balanced), rel_tol=1e-12)
 
@@ -202,7 +203,7 @@ def test_logits_are_inner_products(generator: Any) -> None:
         first, _, second = network.generator
         seen = (z @ first.weight.T + first.bias).clamp(min=0) @ second.weight.T + second.bias
     each = seen.detach().unbind()
-    expected = torch.tensor([[float(a @ b) for b in each] for a in each], dtype=torch.float64)
+    expected = torch.tensor([[float(a @ b) for b in each] for a in each], dtype=torch.float64, device=DEVICE)
     torch.testing.assert_close(network(h, graph)[1], expected)
 
 
@@ -210,7 +211,7 @@ def test_with_a_generator_all_else_starts_as_without() -> None:
     with_one, without = graph_network(generator="own"), graph_network()
     assert len(list(with_one.parameters())) == len(list(without.parameters())) + 4
     first, second = (network(numbers(CLIENTS, EMBEDDING), related())[0] for network in (with_one, without))
-    assert torch.equal(first, second)
+    assert same(first, second)
 
 
 # ---- the start ----
@@ -234,12 +235,12 @@ def test_each_tensor_starts_as_wide_as_in_the_initial_model() -> None:
     parts = {
         "wide": numbers(5, of="wide") * 3,
         "narrow": numbers(8, of="narrow") * 1e-3 + 2,
-        "ones": torch.ones(4).double(),
-        "zeros": torch.zeros(3).double(),
-        "single": torch.tensor([7.5]).double(),
+        "ones": torch.ones(4, dtype=torch.float64, device=DEVICE),
+        "zeros": torch.zeros(3, dtype=torch.float64, device=DEVICE),
+        "single": torch.tensor([7.5], dtype=torch.float64, device=DEVICE),
     }
     initial = torch.cat(list(parts.values()))
-    head, inner = nn.Linear(HIDDEN, len(initial)).double(), numbers(CLIENTS, HIDDEN)
+    head, inner = nn.Linear(HIDDEN, len(initial)).to(initial), numbers(CLIENTS, HIDDEN)
     offset = scale(head, head(inner), initial, [len(p) for p in parts.values()])
     written = (head(inner) + offset).detach().split([len(p) for p in parts.values()], dim=1)
     for (name, part), theta, own in zip(parts.items(), written, offset.split([5, 8, 4, 3, 1]), strict=True):
@@ -252,7 +253,7 @@ def test_each_tensor_starts_as_wide_as_in_the_initial_model() -> None:
 
 
 def test_scaling_changes_the_width_and_not_the_direction() -> None:
-    head, inner = nn.Linear(HIDDEN, 9).double(), numbers(CLIENTS, HIDDEN)
+    head, inner = nn.Linear(HIDDEN, 9).to(DEVICE, torch.float64), numbers(CLIENTS, HIDDEN)
     before = head(inner).detach()
     scale(head, before, numbers(9, of="initial"), [4, 5])
     ratio = head(inner).detach() / before

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
+from fedkin import collaboration as co
 from fedkin import kernels, models
 from fedkin.execution import Batch, Layered, OneByOne, tf32
 from fedkin.optimisers import Local, Optimiser, Proximal
@@ -285,3 +286,24 @@ def test_mixing_with_the_identity_changes_no_bit() -> None:
     assert torch.equal(U, W)
     kernels.mix(torch.eye(9, device=DEVICE, dtype=torch.float64).flip(0), W, W)
     assert torch.equal(W, U.flip(0))
+
+
+def test_large_matrices_are_left_to_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same distances and cloud models; of some rows or columns, or from an origin, as ever."""
+    W = (1 + 0.1 * torch.randn(12, 700)).to(DEVICE)
+    W[3] = 0
+    xi = torch.softmax(torch.randn(12, 12, dtype=torch.float64), 1).to(DEVICE)
+    plain = (*co.squared_distances(W), co.cosine_distances(W), co.mix(xi, W))
+    monkeypatch.setattr(co, "LARGE", 0)
+    called = []
+    for name in ("gram", "mix"):
+        own = getattr(kernels, name)
+        monkeypatch.setattr(kernels, name, lambda *given, own=own, name=name: called.append(name) or own(*given))
+    found = (*co.squared_distances(W), co.cosine_distances(W), co.mix(xi, W))
+    assert called == ["gram", "gram", "mix"]
+    for a, b in zip(found, plain, strict=True):
+        assert_near(a, b.double(), 1e-5)
+    assert not found[0].diagonal().any() and float(found[2][3, 0]) == pytest.approx(0.5, abs=1e-5)
+    co.squared_distances(W, columns=torch.arange(5))
+    co.cosine_distances(W, origin=W[0])
+    assert len(called) == 3

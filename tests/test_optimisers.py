@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from helpers import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -47,7 +48,8 @@ def torchs(local: Local, w: nn.Parameter) -> torch.optim.Optimizer:
 
 
 def start(m: int, d: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(m, d, generator=torch.Generator().manual_seed(m * 100 + d), dtype=torch.float64).to(dtype)
+    W = torch.randn(m, d, generator=torch.Generator().manual_seed(m * 100 + d), dtype=torch.float64)
+    return W.to(DEVICE, dtype)
 
 
 def gradient(w: Tensor, i: int, step: int) -> Tensor:
@@ -136,7 +138,7 @@ def test_a_kept_state_can_be_taken_and_put_back_client_by_client(local: Local) -
     W = W0.clone()
     optimiser = Optimiser(local, W, 5)
     optimiser.step(W, gradients(W, 3, 5, 0), local.lr)
-    present = torch.tensor([0, 2])
+    present = torch.tensor([0, 2], device=DEVICE)
     some, part = W[present], optimiser.state.take(present)
     away = Optimiser(local, some, 5, part)
     away.step(some, torch.stack([gradient(some[0], 0, 1), gradient(some[1], 2, 1)]), local.lr)
@@ -169,15 +171,16 @@ def test_what_is_not_a_parameter_is_not_moved(local: Local) -> None:
 
 def test_the_first_adam_step_has_the_size_of_the_learning_rate() -> None:
     """With bias correction, whatever the size of the gradient; without, it would be 0.3 of it."""
-    W = torch.zeros(3, 2, dtype=torch.float64)
-    Optimiser(Local(lr=0.01), W, 2).step(W, torch.tensor([[1e-3, -1e3], [5.0, -5.0], [1.0, -0.1]]).double(), 0.01)
-    torch.testing.assert_close(W, torch.tensor([[-0.01, 0.01]] * 3).double(), rtol=1e-4, atol=0)
+    W = torch.zeros(3, 2, dtype=torch.float64, device=DEVICE)
+    G = torch.tensor([[1e-3, -1e3], [5.0, -5.0], [1.0, -0.1]], dtype=torch.float64, device=DEVICE)
+    Optimiser(Local(lr=0.01), W, 2).step(W, G, 0.01)
+    torch.testing.assert_close(W.cpu(), torch.tensor([[-0.01, 0.01]] * 3).double(), rtol=1e-4, atol=0)
 
 
 def test_single_precision_adam_corrects_its_bias_in_double() -> None:
     """1 - 0.999 in float32 is off by 1e-5 of itself, and so would be the first step."""
-    W = torch.zeros(1, 1)
-    Optimiser(Local(lr=1.0, eps=1e-30), W, 1).step(W, torch.ones(1, 1), 1.0)
+    W = torch.zeros(1, 1, device=DEVICE)
+    Optimiser(Local(lr=1.0, eps=1e-30), W, 1).step(W, torch.ones_like(W), 1.0)
     assert W.item() == pytest.approx(-1.0, abs=3e-7)
 
 
@@ -188,15 +191,15 @@ def test_single_precision_adam_corrects_its_bias_in_double() -> None:
 @pytest.mark.parametrize("optimiser", ["sgd", "adam"])
 def test_each_clients_gradient_is_clipped_by_its_own_norm(limit: float, optimiser: str) -> None:
     local = Local(optimiser=optimiser, lr=0.1, clip=limit, weight_decay=0.01)
-    W = start(4, 6) * torch.tensor([[0.01], [1.0], [5.0], [30.0]])
+    W = start(4, 6) * torch.tensor([[0.01], [1.0], [5.0], [30.0]], device=DEVICE)
     torch.testing.assert_close(
         by_rows(local, W, [15, 15, 8, 3]), by_torch(local, W, [15, 15, 8, 3]), rtol=1e-12, atol=1e-12
     )
 
 
 def test_no_limit_is_no_clipping() -> None:
-    W = torch.zeros(1, 2)
-    Optimiser(Local(optimiser="sgd", clip=0.0), W, 2).step(W, torch.tensor([[3e8, 4e8]]), 1.0)
+    W = torch.zeros(1, 2, device=DEVICE)
+    Optimiser(Local(optimiser="sgd", clip=0.0), W, 2).step(W, torch.tensor([[3e8, 4e8]], device=DEVICE), 1.0)
     assert W.tolist() == [[-3e8, -4e8]]
 
 
@@ -235,8 +238,8 @@ def test_rates_are_positive_never_rise_and_newcomers_have_the_last(schedule: str
 
 def test_the_rate_given_is_the_rate_taken() -> None:
     local = Local(optimiser="sgd", lr=0.5)
-    W = torch.zeros(1, 1)
-    Optimiser(local, W, 1).step(W, torch.ones(1, 1), 0.125)
+    W = torch.zeros(1, 1, device=DEVICE)
+    Optimiser(local, W, 1).step(W, torch.ones_like(W), 0.125)
     assert W.item() == -0.125
 
 

@@ -6,6 +6,7 @@ import copy
 
 import pytest
 import torch
+from helpers import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,8 +15,8 @@ from fedkin.state import Memory, Message, Server, State, Upload
 
 def example(m: int = 4) -> State:
     """A matrix, a vector and a count a client, and one tensor for all."""
-    W = torch.arange(3.0 * m).view(m, 3)
-    return State({"c": torch.tensor([7.0, 8.0])}, W=W, a=torch.arange(m) / 10, n=torch.arange(m))
+    W, n = torch.arange(3.0 * m, device=DEVICE).view(m, 3), torch.arange(m, device=DEVICE)
+    return State({"c": torch.tensor([7.0, 8.0], device=DEVICE)}, W=W, a=n / 10, n=n)
 
 
 def same(a: State, b: State) -> bool:
@@ -58,7 +59,7 @@ def test_its_text_shows_shapes_and_marks_what_is_shared() -> None:
 @given(subsets)
 def test_taking_gives_each_client_its_own_rows_and_all_the_shared_ones(clients: list[int]) -> None:
     state = example()
-    part = state.take(torch.tensor(clients, dtype=torch.int64))
+    part = state.take(torch.tensor(clients, dtype=torch.int64, device=DEVICE))
     assert part.shared == state.shared
     assert torch.equal(part.c, state.c)
     for at, i in enumerate(clients):
@@ -70,14 +71,14 @@ def test_taking_gives_each_client_its_own_rows_and_all_the_shared_ones(clients: 
 @given(subsets)
 def test_what_was_taken_is_a_copy(clients: list[int]) -> None:
     state = example()
-    state.take(torch.tensor(clients, dtype=torch.int64)).W.fill_(-1)
+    state.take(torch.tensor(clients, dtype=torch.int64, device=DEVICE)).W.fill_(-1)
     assert same(state, example())
 
 
 @settings(deadline=None, max_examples=50)
 @given(subsets)
 def test_putting_back_what_was_taken_changes_nothing(clients: list[int]) -> None:
-    state, chosen = example(), torch.tensor(clients, dtype=torch.int64)
+    state, chosen = example(), torch.tensor(clients, dtype=torch.int64, device=DEVICE)
     state.put(chosen, state.take(chosen))
     assert same(state, example())
 
@@ -85,8 +86,9 @@ def test_putting_back_what_was_taken_changes_nothing(clients: list[int]) -> None
 @settings(deadline=None, max_examples=50)
 @given(subsets)
 def test_putting_writes_those_clients_and_no_others(clients: list[int]) -> None:
-    state, chosen = example(), torch.tensor(clients, dtype=torch.int64)
-    new = State({"c": torch.tensor([1.0, 2.0])}, W=torch.full((len(clients), 3), -1.0), a=chosen * 2.0, n=chosen * 3)
+    state, chosen = example(), torch.tensor(clients, dtype=torch.int64, device=DEVICE)
+    c, W = torch.tensor([1.0, 2.0], device=DEVICE), torch.full((len(clients), 3), -1.0, device=DEVICE)
+    new = State({"c": c}, W=W, a=chosen * 2.0, n=chosen * 3)
     state.put(chosen, new)
     others = [i for i in range(4) if i not in clients]
     assert same(state.take(chosen), new)
@@ -104,9 +106,10 @@ def test_joining_consecutive_parts_gives_the_whole(lengths: list[int]) -> None:
 
 def test_replacing_keeps_what_is_shared_and_leaves_the_old_state_alone() -> None:
     state = example()
-    new = state.replace(c=torch.zeros(2), W=torch.zeros(4, 3), V=torch.ones(4, 1))
+    zeros = torch.zeros(2, device=DEVICE)
+    new = state.replace(c=zeros, W=torch.zeros(4, 3), V=torch.ones(4, 1))
     assert new.shared == {"c"} and list(new) == ["W", "a", "n", "V", "c"]
-    assert torch.equal(new.c, torch.zeros(2)) and torch.equal(new.a, state.a)
+    assert torch.equal(new.c, zeros) and torch.equal(new.a, state.a)
     assert same(state, example())
 
 
@@ -125,7 +128,7 @@ def test_a_client_is_finite_when_all_its_own_numbers_are() -> None:
         a=torch.tensor([0.0, 0.0, torch.nan, 0.0]),
         n=torch.arange(4),
         buffers=torch.zeros(4, 0),
-    )
+    ).to(DEVICE)
     assert state.finite(4).tolist() == [True, False, False, True]
     assert State().finite(2).tolist() == [True, True]
     assert state.take(torch.arange(0)).finite(0).tolist() == []
@@ -140,7 +143,9 @@ def test_a_client_receives_its_own_row_and_everything_shared() -> None:
 
 
 def test_moving_keeps_names_and_what_is_shared() -> None:
-    assert same(example().to(torch.device("cpu")), example())
+    there = example().to(torch.device("cpu"))
+    assert all(not tensor.is_cuda for _, tensor in there.items())
+    assert same(there.to(DEVICE), example())
 
 
 def test_a_deep_copy_is_independent() -> None:

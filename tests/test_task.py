@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from helpers import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn import metrics as sk
@@ -27,7 +28,7 @@ from fedkin.task import (
 def logits(b: int = 6, classes: int = 3) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     outputs = torch.randn(b, classes, dtype=torch.float64, generator=generator)
-    return outputs, torch.randint(0, classes, (b,), generator=generator)
+    return outputs.to(DEVICE), torch.randint(0, classes, (b,), generator=generator).to(DEVICE)
 
 
 def largest_error(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -61,7 +62,7 @@ def test_cross_entropy_is_torchs() -> None:
 @given(st.lists(st.floats(0.01, 100), min_size=3, max_size=3))
 def test_class_weights_weigh_as_torchs_do(weights: list[float]) -> None:
     outputs, y = logits()
-    w = torch.tensor(weights, dtype=torch.float64)
+    w = torch.tensor(weights, dtype=torch.float64, device=DEVICE)
     found = LOSSES["cross_entropy"](outputs, y, w[y])
     torch.testing.assert_close(found, nn.CrossEntropyLoss(weight=w)(outputs, y), rtol=1e-12, atol=1e-12)
 
@@ -80,14 +81,14 @@ def test_one_predicted_number_may_be_compared_with_a_plain_list_of_targets() -> 
 
 def test_a_sample_of_weight_zero_does_not_count() -> None:
     outputs, y = logits()
-    weight = torch.tensor([1.0, 1, 1, 1, 0, 0], dtype=torch.float64)
+    weight = torch.tensor([1.0, 1, 1, 1, 0, 0], dtype=torch.float64, device=DEVICE)
     loss = LOSSES["cross_entropy"]
     torch.testing.assert_close(loss(outputs, y, weight), loss(outputs[:4], y[:4], None))
 
 
 def test_a_batch_without_weight_has_no_loss_and_no_nan() -> None:
     outputs, y = logits()
-    assert LOSSES["cross_entropy"](outputs, y, torch.zeros(6, dtype=torch.float64)) == 0
+    assert LOSSES["cross_entropy"](outputs, y, torch.zeros(6, dtype=torch.float64, device=DEVICE)) == 0
 
 
 def test_accuracy_is_the_share_of_right_answers() -> None:

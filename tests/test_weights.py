@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from helpers import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -21,7 +22,7 @@ def normed() -> nn.Module:
     network.add_module("body", nn.Linear(3, 4))
     network.add_module("norm", nn.BatchNorm1d(4))
     network.add_module("head", nn.Linear(4, 2))
-    return network
+    return network.to(DEVICE)
 
 
 class Tied(nn.Module):
@@ -67,7 +68,7 @@ def randomised(module: nn.Module) -> nn.Module:
 
 @pytest.mark.parametrize("factory", FACTORIES.values(), ids=FACTORIES)
 def test_a_module_survives_the_way_to_a_row_and_back(factory: Callable[[], nn.Module]) -> None:
-    module, other = randomised(factory()), randomised(factory())
+    module, other = randomised(factory().to(DEVICE)), randomised(factory().to(DEVICE))
     layout = Layout.of(module)
     row = layout.row(module)
     assert row.shape == (layout.size,)
@@ -108,7 +109,7 @@ def test_counters_never_lie_in_rows_but_keep_their_starting_values() -> None:
     assert all("num_batches_tracked" not in f.name for f in layout.fields)
     ((name, start),) = layout.counters
     assert name == "norm.num_batches_tracked" and start == 5
-    module(torch.randn(3, 3))
+    module(torch.randn(3, 3).to(DEVICE))
     assert start == 5
     layout.load(module, torch.zeros(layout.size))
     assert module.get_submodule("norm").num_batches_tracked == 6
@@ -129,7 +130,7 @@ def test_frozen_parameters_travel_but_are_not_among_the_trained() -> None:
 @given(lead=st.lists(st.integers(1, 3), max_size=3))
 def test_tensors_are_views_of_rows_of_any_leading_shape(lead: list[int]) -> None:
     layout = Layout.of(normed())
-    W = torch.randn(*lead, layout.size)
+    W = torch.randn(*lead, layout.size).to(DEVICE)
     tensors = layout.tensors(W)
     assert tensors["body.weight"].shape == (*lead, 4, 3)
     for tensor in tensors.values():
@@ -139,7 +140,7 @@ def test_tensors_are_views_of_rows_of_any_leading_shape(lead: list[int]) -> None
 
 def test_trained_and_rest_are_views_too_and_flat_is_their_inverse() -> None:
     layout = Layout.of(normed())
-    W = torch.randn(3, layout.size)
+    W = torch.randn(3, layout.size).to(DEVICE)
     columns = torch.cat([layout.flat(layout.trained(W)), layout.flat(layout.rest(W))], 1)
     assert torch.equal(columns, W)
     assert torch.equal(layout.flat(layout.rest(W[0]), lead=0), W[0, layout.parameters :])
@@ -150,7 +151,7 @@ def test_trained_and_rest_are_views_too_and_flat_is_their_inverse() -> None:
 
 def test_rows_shared_by_all_clients_need_no_copy() -> None:
     layout = Layout.of(normed())
-    row = torch.randn(layout.size)
+    row = torch.randn(layout.size).to(DEVICE)
     tensors = layout.tensors(row.expand(5, -1))
     assert all(t.data_ptr() == row[f.start :].data_ptr() for t, f in zip(tensors.values(), layout.fields, strict=True))
 

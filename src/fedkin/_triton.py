@@ -342,6 +342,12 @@ def _top(x):
 
 
 @triton.jit
+def _near(x):
+    """The nearest number that a bfloat16 holds."""
+    return ((x.to(tl.uint32, bitcast=True) + 0x8000) & 0xFFFF0000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def gram(
     W, scale, mean, out, squares,
     m, d, w_row, M, per_split,
@@ -372,8 +378,8 @@ def gram(
             else:
                 centre = tl.load(mean + c, mask=c < last, other=0.0)
             a = tl.where(real, a - centre[None, :], 0.0)
-            a_top = a.to(tl.bfloat16).to(tl.float32)
-            a_low = (a - a_top).to(tl.bfloat16).to(tl.float32)
+            a_top = _near(a)
+            a_low = _near(a - a_top)
             if SINGLE:
                 b_top, b_low = a_top, a_low
             else:
@@ -382,8 +388,8 @@ def gram(
                 if SCALED:
                     b *= tl.load(scale + rj, mask=rj < m, other=0.0)[:, None]
                 b = tl.where(real, b - centre[None, :], 0.0)
-                b_top = b.to(tl.bfloat16).to(tl.float32)
-                b_low = (b - b_top).to(tl.bfloat16).to(tl.float32)
+                b_top = _near(b)
+                b_low = _near(b - b_top)
             if HALF:
                 a_top, a_low = a_top.to(tl.bfloat16), a_low.to(tl.bfloat16)
                 b_top, b_low = b_top.to(tl.bfloat16), b_low.to(tl.bfloat16)

@@ -176,7 +176,7 @@ class Cohort:
         for step, active in enumerate(counts):
             k = len(active)
             chosen = index[step, :k, : max(active)]
-            x, y = self.train.x[chosen], self.train.y[chosen]
+            x, y = _gathered(self.train.x, chosen), _gathered(self.train.y, chosen)
             if self.augmentation is not None and moves is not None:
                 x = self.augmentation(x, moves[step, :k, : max(active)])
             weight = None
@@ -332,6 +332,11 @@ class Cohort:
             total[: len(batch)] += self.grad(W, batch) * share
             weight[: len(batch)] += share
         return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
+
+
+def _gathered(samples: Tensor, index: Tensor) -> Tensor:
+    """samples[index], for whole samples: they are copied in one piece each."""
+    return samples.index_select(0, index.flatten()).view(*index.shape, *samples.shape[1:])
 
 
 # ---- evaluation ----

@@ -1,7 +1,8 @@
 """Who helps whom: xi from the clients' weights, and the cloud models xi @ W.
 
-Everything reads W (m, d) in blocks of columns and sums in float64, so W may be larger than what else fits in memory,
-and models that almost agree keep their distances (trap T14). TF32 is never used here (trap T26).
+Everything reads W (m, d) in blocks of columns and sums in float64, so W may be larger than what else fits in memory, or
+lie in a file (storage.py), and models that almost agree keep their distances (trap T14). TF32 is never used here
+(trap T26).
 """
 
 from __future__ import annotations
@@ -10,12 +11,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from . import kernels
 from .attention import Attention
 
-BLOCK = 1 << 21
-"""Numbers of W that are worked on at a time."""
+LARGE = 1 << 26
+"""Numbers of W from which on a GPU has kernels of its own for all this: its float64 products would take longer."""
+
+BLOCK = 1 << 19
+"""Numbers of W that are worked on at a time on a CPU: in float64 they stay in its cache (measured: 2^18 to 2^20)."""
+
+GPU_BLOCK = 1 << 25
+"""The same on a GPU, where few launches matter; in float64 a quarter of a GiB."""
+
+GROUP = 64
+"""Rows of a Gram matrix that are made at a time, up to the diagonal only: the other half is their mirror."""
 
 SAME = 1e-10
 """A median below this (relative to the squared norm) means that the models agree: rounding, not distance (trap T27)."""
@@ -35,66 +47,105 @@ def full_precision() -> Iterator[None]:
             switch.fp32_precision = precision
 
 
-def _blocks(W: Tensor, columns: Tensor | None) -> Iterator[Tensor]:
-    """W's columns (or the chosen ones) as float64 blocks (m, width)."""
-    width = max(1, BLOCK // max(1, len(W)))
-    total = W.shape[1] if columns is None else len(columns)
-    for at in range(0, total, width):
-        stop = min(at + width, total)
-        block = W[:, at:stop] if columns is None else W[:, columns[at:stop].to(W.device)]
-        yield block.double()
+def _by_kernel(W: Tensor) -> bool:
+    return kernels.usable(W) and W.dtype == torch.float32 and W.numel() >= LARGE and W.stride(1) == 1
 
 
-def squared_distances(W: Tensor, columns: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(m, m) squared distances between rows and (m,) their squared norms, in float64.
+# ---- W in blocks of columns ----
+
+
+def _width(W: Tensor, rows: int) -> int:
+    """Columns of a block of so many rows; the more rows, the fewer."""
+    return max(1, (GPU_BLOCK if W.is_cuda else BLOCK) // max(1, rows))
+
+
+def _spans(total: int, width: int) -> Iterator[slice]:
+    return (slice(at, min(at + width, total)) for at in range(0, total, width))
+
+
+def _blocks(
+    W: Tensor, columns: Tensor | None, rows: Tensor | None, origin: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Blocks (m, width) of the chosen columns and rows of W, less the origin's part; views where they can be.
+
+    With each comes room for it in float64 with a row to spare: (m + 1, width), the same memory every time.
+    """
+    m = len(W) if rows is None else len(rows)
+    chosen = None if columns is None else columns.to(W.device)
+    total = W.shape[1] if chosen is None else len(chosen)
+    width = min(_width(W, m), total)
+    room = W.new_empty((m + 1) * width, dtype=torch.float64)
+    for span in _spans(total, width):
+        where = span if chosen is None else chosen[span]
+        block = W[:, where] if rows is None else W[:, where][rows]
+        if origin is not None:
+            block = block - origin[where].double()
+        yield block, room[: (m + 1) * block.shape[1]].view(m + 1, -1)
+
+
+def _add_products(gram: Tensor, rows: Tensor) -> None:
+    """Adds rows @ rows.T to the lower half of `gram`; what lies above the diagonal is not all written."""
+    for at in range(0, len(rows), GROUP):
+        upto = at + GROUP
+        gram[at:upto, :upto].addmm_(rows[at:upto], rows[:upto].T)
+
+
+def _mirrored(gram: Tensor) -> Tensor:
+    return gram.tril() + gram.tril(-1).T
+
+
+# ---- distances ----
+
+
+def squared_distances(W: Tensor, columns: Tensor | None = None, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """(m, m) squared distances between rows of W, or between some of them, and (m,) their squared norms, in float64.
 
     From the Gram matrix of rows centred on their mean: uncentred, models that almost agree would lose all digits.
     """
-    m = len(W)
-    gram = torch.zeros(m, m, dtype=torch.float64, device=W.device)
-    norms = torch.zeros(m, dtype=torch.float64, device=W.device)
-    for block in _blocks(W, columns):
-        norms += block.square().sum(1)
-        centred = block - block.mean(0)
-        gram += centred @ centred.T
-    return _distances_of(gram), norms
+    if columns is None and rows is None and _by_kernel(W):
+        gram, norms = kernels.gram(W)
+        return _distances_of(gram), norms
+    m = len(W) if rows is None else len(rows)
+    gram = torch.zeros(m + 1, m + 1, dtype=torch.float64, device=W.device)
+    for block, room in _blocks(W, columns, rows):
+        mean = torch.mean(block, 0, dtype=torch.float64, out=room[m])
+        torch.sub(block, mean, out=room[:m])
+        _add_products(gram, room)
+    gram = _mirrored(gram)
+    # The mean c is the last row: ||w||^2 = ||w - c||^2 + 2 (w - c) c + ||c||^2 costs no further look at W.
+    norms = gram.diagonal()[:m] + 2 * gram[m, :m] + gram[m, m]
+    return _distances_of(gram[:m, :m]), norms.clamp_(min=0)
 
 
-def cosine_distances(W: Tensor, columns: Tensor | None = None, origin: Tensor | None = None) -> Tensor:
+def cosine_distances(
+    W: Tensor, columns: Tensor | None = None, origin: Tensor | None = None, rows: Tensor | None = None
+) -> Tensor:
     """(m, m) 1 - cos(w_i, w_j) in float64, as half the squared distance of the rows scaled to length one.
 
     With `origin` (d,) of w_i - origin instead. A row of zeros has no direction: its distance to others is one half.
     """
-    m = len(W)
+    if columns is None and rows is None and origin is None and _by_kernel(W):
+        lengths = torch.linalg.vector_norm(W, dim=1, dtype=torch.float64)
+        return _distances_of(kernels.gram(W, torch.where(lengths > 0, 1 / lengths, 0.0))[0]) / 2
+    m = len(W) if rows is None else len(rows)
     squares = torch.zeros(m, dtype=torch.float64, device=W.device)
-    for block in _moved(W, columns, origin):
-        squares += block.square().sum(1)
+    for block, _ in _blocks(W, columns, rows, origin):
+        squares += torch.linalg.vector_norm(block, dim=1, dtype=torch.float64).square_()
     scale = torch.where(squares > 0, squares.rsqrt(), 0.0)[:, None]
     gram = torch.zeros(m, m, dtype=torch.float64, device=W.device)
-    for block in _moved(W, columns, origin):
-        unit = block * scale
-        unit = unit - unit.mean(0)
-        gram += unit @ unit.T
-    return _distances_of(gram) / 2
-
-
-def _moved(W: Tensor, columns: Tensor | None, origin: Tensor | None) -> Iterator[Tensor]:
-    if origin is None:
-        yield from _blocks(W, columns)
-    else:
-        for block, centre in zip(_blocks(W, columns), _blocks_like(origin, len(W), columns), strict=True):
-            yield block - centre
-
-
-def _blocks_like(row: Tensor, m: int, columns: Tensor | None) -> Iterator[Tensor]:
-    """Blocks of one row, as wide as those of an (m, d) matrix."""
-    return _blocks(row.expand(m, -1), columns)
+    for block, room in _blocks(W, columns, rows, origin):
+        unit = torch.mul(block, scale, out=room[:m])
+        unit -= torch.mean(unit, 0, out=room[m])
+        _add_products(gram, unit)
+    return _distances_of(_mirrored(gram)) / 2
 
 
 def _distances_of(gram: Tensor) -> Tensor:
     squares = gram.diagonal()
-    distances = squares[:, None] + squares[None, :] - 2 * gram
-    return ((distances + distances.T) / 2).clamp_(min=0).fill_diagonal_(0)
+    return (squares[:, None] + squares[None, :] - 2 * gram).clamp_(min=0).fill_diagonal_(0)
+
+
+# ---- from distances to weights ----
 
 
 def median_of_pairs(distances: Tensor) -> float:
@@ -113,6 +164,18 @@ def softmax_of_others(logits: Tensor) -> Tensor:
     weights = (logits - torch.where(top.isfinite(), top, 0.0)).exp()
     total = weights.sum(1, keepdim=True)
     return weights / torch.where(total > 0, total, 1.0)
+
+
+def only_nearest(logits: Tensor, top: int) -> Tensor:
+    """(m, m) logits of the `top` others that are nearest to each client, -inf elsewhere; with `top` 0 of all.
+
+    Of others that are equally near, the first are taken.
+    """
+    if not 0 < top < len(logits) - 1:
+        return logits
+    others = logits.clone().fill_diagonal_(-torch.inf)
+    nearest = others.argsort(dim=1, descending=True, stable=True)[:, :top]
+    return torch.full_like(logits, -torch.inf).scatter_(1, nearest, others.gather(1, nearest))
 
 
 def automatic_weight_on_others(others: Tensor) -> Tensor:
@@ -151,18 +214,57 @@ def objective(W: Tensor, attention: Attention, c: float = 0.5) -> Tensor:
     return attention.value(c * distances[i, j]).sum()
 
 
+# ---- cloud models ----
+
+
 def mix(xi: Tensor, W: Tensor, out: Tensor | None = None) -> Tensor:
     """The cloud models U = xi @ W (m, D), in blocks of columns; `out` may be W itself.
 
-    With xi the identity this is W, bit for bit, so it must not see a row that is not finite: 0 x NaN is NaN (trap T25).
+    With xi the identity this is W, bit for bit. Unless attention is sparse it must not see a row that is not finite:
+    0 x NaN is NaN (trap T25).
     """
     weights = xi.to(W.dtype)
     result = W.new_empty(len(xi), W.shape[1]) if out is None else out
-    width = max(1, BLOCK // max(1, len(W)))
+    width = _width(W, len(W))
     with full_precision():
-        for at in range(0, W.shape[1], width):
-            result[:, at : at + width] = weights @ W[:, at : at + width]
+        if _sparse(weights):
+            _mix_few(weights, W, result, width)
+        elif _by_kernel(W) and (len(xi) <= 128 or out is not W):
+            kernels.mix(xi, W, result)
+        else:
+            _mix_all(weights, W, result, width)
     return result
+
+
+def _mix_all(weights: Tensor, W: Tensor, result: Tensor, width: int) -> None:
+    in_place = result.untyped_storage().data_ptr() == W.untyped_storage().data_ptr()
+    room = W.new_empty(len(weights) * min(width, W.shape[1])) if in_place else None
+    for span in _spans(W.shape[1], width):
+        target = result[:, span]
+        if room is None:
+            torch.matmul(weights, W[:, span], out=target)
+        else:
+            target.copy_(torch.matmul(weights, W[:, span], out=room[: target.numel()].view(target.shape)))
+
+
+def _sparse(weights: Tensor) -> bool:
+    """Whether it pays to skip zeros: measured, up to one weight in eight of many clients."""
+    return weights.shape[1] >= GROUP and 8 * int(weights.count_nonzero()) <= weights.numel()
+
+
+def _mix_few(weights: Tensor, W: Tensor, result: Tensor, width: int) -> None:
+    """Weighted sums of the few rows that each cloud model is made of: m k D products in place of m m D."""
+    i, j = weights.nonzero(as_tuple=True)
+    bags = torch.searchsorted(i, torch.arange(len(weights), device=i.device))
+    used, places = torch.unique(j, return_inverse=True)
+    room = W.new_empty(len(used) * min(width, W.shape[1]))
+    for span in _spans(W.shape[1], width):
+        block = W[:, span]
+        rows = torch.index_select(block, 0, used, out=room[: len(used) * block.shape[1]].view(len(used), -1))
+        result[:, span] = F.embedding_bag(places, rows, bags, mode="sum", per_sample_weights=weights[i, j])
+
+
+# ---- attention before normalising ----
 
 
 def gaussian_logits(distances: Tensor, norms: Tensor, sigma: float | None) -> Tensor:

@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, grad_and_value, vmap
 
 from .layers import Plan, Rows, Unknown
 from .replay import Player
-from .task import Loss
+from .task import LOSSES, Loss
 from .weights import Layout
 
 
@@ -164,12 +164,14 @@ class OneByOne(_Executor):
 
     def curvature(self, W: Tensor, V: Tensor, batch: Batch) -> Tensor:
         H = torch.zeros_like(V)
+        recurrent = any(isinstance(m, nn.RNNBase) for m in self.training.modules())
         for i in range(len(batch)):
-            trained, _, loss = self._pass(W[i], batch, i)
-            with torch.enable_grad():
-                along = (torch.cat(_slopes(loss, trained, again=True)) * V[i]).sum()
-            if along.requires_grad:  # not where the loss is linear in the weights
-                torch.cat(_slopes(along, trained), out=H[i])
+            with torch.backends.cudnn.flags(enabled=not recurrent):  # cuDNN cannot derive recurrent layers twice
+                trained, _, loss = self._pass(W[i], batch, i)
+                with torch.enable_grad():
+                    along = (torch.cat(_slopes(loss, trained, again=True)) * V[i]).sum()
+                if along.requires_grad:  # not where the loss is linear in the weights
+                    torch.cat(_slopes(along, trained), out=H[i])
         return H
 
     def _pass(self, w: Tensor, batch: Batch, i: int) -> tuple[list[Tensor], dict[str, Tensor], Tensor]:
@@ -199,7 +201,9 @@ class Stacked(_Executor):
         super().__init__(module, layout, loss, device)
         self.pads = pads
         """Whether short batches may be padded with samples of weight zero; otherwise there is a call a batch size."""
-        self.player = Player(self._call, layout.parameters) if device.type == "cuda" else None
+        # A recording would not call a user's own loss again, which may compute something else the next time.
+        recorded = device.type == "cuda" and loss in LOSSES.values()
+        self.player = Player(self._call, layout.parameters) if recorded else None
 
     def workspace(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         return super().workspace(rows) if self.player is None else self.player.workspace(rows)
@@ -370,6 +374,32 @@ def draws_random_numbers(module: nn.Module, x: Tensor) -> bool:
         return not all(map(torch.equal, before, state()))
 
 
+def remembers(module: nn.Module, x: Tensor) -> bool:
+    """Whether a training-mode pass changes what the module holds besides tensors, such as a count of its calls."""
+    module = copy.deepcopy(module).to(x.device).train()
+    before = copy.deepcopy([_held(part) for part in module.modules()])
+    with torch.no_grad(), torch.random.fork_rng([x.device] if x.device.type == "cuda" else []):
+        module(x)
+    try:
+        return not all(map(_alike, before, [_held(part) for part in module.modules()]))
+    except Exception:  # what cannot be compared may have changed
+        return True
+
+
+def _held(part: nn.Module) -> dict[str, object]:
+    tensors = ("_parameters", "_buffers", "_modules")
+    return {n: v for n, v in vars(part).items() if n not in tensors and not isinstance(v, Tensor)}
+
+
+def _alike(a: object, b: object) -> bool:
+    """Equal, or of one kind and holding equal things: an object need not say when it equals another."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_alike(a[n], b[n]) for n in a)
+    return bool(a == b) or (
+        type(a) is type(b) and hasattr(a, "__dict__") and bool(vars(a)) and _alike(vars(a), vars(b))
+    )
+
+
 @dataclass(frozen=True)
 class Choice:
     """How clients are run, and the reason in words; recorded so that a resumed run does not decide again."""
@@ -392,10 +422,13 @@ def choose(module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor, 
     if draws_random_numbers(module, x):
         return Choice(plain, "the model has layers that draw random numbers (such as dropout)", True)
     probe, few, targets = _in_double_precision(module, x, y)
-    kind, word = _way_to_stack(probe, layout, loss, few, targets)
+    live = remembers(module, x)
+    kind, word = _way_to_stack(probe, layout, loss, few, targets, live)
     if kind is None:
         return Choice(plain, word)
     stacked = kind(module, layout, loss, x.device)
+    if live:
+        stacked.player = None
     exact = loss.per_sample and not has_batch_statistics(module)
     stacked.pads = exact and _padding_is_exact(kind(probe, layout, loss, x.device), probe, few, targets)
     if wanted == "stacked":
@@ -408,10 +441,12 @@ def choose(module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor, 
 
 
 def _way_to_stack(
-    module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor
+    module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor, live: bool
 ) -> tuple[type[Stacked] | None, str]:
-    """How this model can be stacked, if at all, and a word on it: a sentence's end."""
+    """How this model can be stacked, if at all, and a word on it: a sentence's end. `live`: its passes change it."""
     try:
+        if live:
+            raise Unknown("its forward pass changes what it holds")
         if len(x) < 2:
             raise Unknown("one sample cannot show whether samples depend on each other")
         trouble = _trouble(Layered(module, layout, loss, x.device), module, x, y)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import SIZES, Watched, accuracy, batches, close, gradient, module_at, normed, ready, simulate, toy
+from helpers import DEVICE, SIZES, Watched, accuracy, batches, close, gradient, module_at, normed, ready, simulate, toy
 from torch import Tensor, nn
 
 from fedkin.cohort import Predictor
@@ -83,10 +83,10 @@ def test_mixing_outputs_is_not_mixing_parameters_once_the_model_is_not_linear(tm
 def test_alpha_stays_between_nothing_and_all(mix: str) -> None:
     a = ready(method="apfl", settings={"mix": mix}, local={"lr": LR})
     noise = torch.randn(4, a.problem.layout.size, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    w, v = a.problem.initial.expand(4, -1), a.problem.initial + 4 * noise
+    w, v = a.problem.initial.expand(4, -1), a.problem.initial + 4 * noise.to(DEVICE)
     seen = []
     for start in (0.02, 0.98):
-        memory = State(v=v, alpha=torch.full((4,), start, dtype=torch.float64))
+        memory = State(v=v, alpha=torch.full((4,), start, dtype=torch.float64, device=DEVICE))
         upload, after = a.method.train(a.cohort.take(range(4)), State(w=w), memory, 1)
         for i in range(4):
             expected = one_round(a, i, 1, mix, w[i], v[i], start)
@@ -147,7 +147,7 @@ def test_a_model_of_mixed_outputs_is_scored_and_saved_whole(tmp_path: Path) -> N
     personal = run.scored[4][1]["personal"]
     assert isinstance(personal, Predictor)
     for i, client in enumerate(run.a.federation.clients):
-        x, y = client.test
+        x, y = (part.to(DEVICE) for part in client.test)
         v, alpha = run.memories[3].v[i], float(run.memories[3].alpha[i])
         with torch.no_grad():
             mixed = alpha * module_at(run.a, v)(x) + (1 - alpha) * module_at(run.a, run.server.w)(x)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import SIZES, Watched, close, normed, ready, simulate, toy, trained
+from helpers import SIZES, Watched, close, cpu_only, normed, ready, same, simulate, toy, trained
 from torch import Tensor
 
 from fedkin.config import ConfigError
@@ -87,13 +87,13 @@ def test_fedprox_finetuned_is_a_plain_pass_of_its_own(tmp_path: Path) -> None:
 def test_fedprox_without_pull_is_fedavg(tmp_path: Path) -> None:
     prox = simulate(tmp_path, method="fedprox", settings={"mu": 0.0})
     average = simulate(tmp_path, method="fedavg")
-    assert torch.equal(prox.servers[3].w, average.servers[3].w)
+    assert same(prox.servers[3].w, average.servers[3].w)
 
 
 # ---- FedAvg inside known groups ----
 
 
-@pytest.mark.parametrize("precision", ["float64", "float32"])
+@pytest.mark.parametrize("precision", ["float64", pytest.param("float32", marks=cpu_only)])
 def test_groups_is_fedavg_run_on_each_group_alone(tmp_path: Path, precision: str) -> None:
     everyone = toy((13, 9, 8, 6, 5, 4), GROUPS)
     run = simulate(tmp_path, everyone, method="groups", precision=precision)
@@ -123,9 +123,9 @@ def test_a_group_nobody_of_whom_took_part_keeps_its_model(tmp_path: Path) -> Non
         before = run.servers[k - 1].models if k > 1 else run.problem.initial.expand(3, -1)
         present = {GROUPS[i] for i in run.took_part(k)}
         for group in range(3):
-            same = torch.equal(run.servers[k].models[group], before[group])
-            assert same == (group not in present)
-            idle += same
+            stays = torch.equal(run.servers[k].models[group], before[group])
+            assert stays == (group not in present)
+            idle += stays
     assert idle
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Watched, close, normed, ready, simulate, toy, trained
+from helpers import DEVICE, Watched, close, normed, ready, same, simulate, toy, trained
 from torch import Tensor
 
 from fedkin.assembly import Assembly
@@ -51,9 +51,17 @@ def attention(method: str, W: list[Tensor], sigma: float | None) -> list[list[fl
     return weights
 
 
-def mixing(method: str, W: list[Tensor], sigma: float | None, tau: list[float] | None) -> list[list[float]]:
+def narrowed(row: list[float], top: int) -> list[float]:
+    """What is left of a client's attention if all but its `top` nearest are forgotten."""
+    kept = sorted(row, reverse=True)[:top]
+    return [value / sum(kept) if value >= kept[-1] else 0.0 for value in row]
+
+
+def mixing(
+    method: str, W: list[Tensor], sigma: float | None, tau: list[float] | None, top: int = 0
+) -> list[list[float]]:
     """xi by equation (11): the others get tau_i, the client itself 1 - tau_i."""
-    others = attention(method, W, sigma)
+    others = [narrowed(row, top) if top else row for row in attention(method, W, sigma)]
     xi = []
     for i, row in enumerate(others):
         if tau is None:
@@ -75,13 +83,14 @@ def by_hand(
     decay: float = 0.1,
     every: int = 30,
     start: str = "cloud",
+    top: int = 0,
 ) -> dict[int, dict[str, Tensor]]:
     """All rounds, one client at a time: what xi, u and w are in each."""
     m, initial = len(assembly.problem), assembly.problem.initial
     W = [initial.clone() for _ in range(m)]
     history = {}
     for k in range(1, assembly.config.rounds + 1):
-        xi = [[float(i == j) for j in range(m)] for i in range(m)] if k == 1 else mixing(method, W, sigma, tau)
+        xi = [[float(i == j) for j in range(m)] for i in range(m)] if k == 1 else mixing(method, W, sigma, tau, top)
         U = [sum((xi[i][j] * W[j] for j in range(m)), torch.zeros_like(initial)) for i in range(m)]
         W = [_near(assembly, i, W[i] if start == "local" else U[i], U[i], beta[i], decay, every, k) for i in range(m)]
         history[k] = {"xi": torch.tensor(xi, dtype=torch.float64), "cloud": torch.stack(U), "personal": torch.stack(W)}
@@ -116,6 +125,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"tau": [0.2, 0.4, 0.6, 0.8], "beta": [0.1, 1.0, 0.3, 9.0]},
     ),
     "beta falls": ({"beta": 2.0, "beta_decay": 0.05, "beta_every": 2}, {"beta": [2.0] * 4, "decay": 0.05, "every": 2}),
+    "the two nearest": ({"top": 2, "beta": 0.4}, {"top": 2, "beta": [0.4] * 4}),
+    "the nearest alone": (
+        {"top": 1, "sigma": 0.7, "weight_on_others": 0.6, "beta": 0.4},
+        {"top": 1, "sigma": 0.7, "tau": [0.6] * 4, "beta": [0.4] * 4},
+    ),
     "from the client's own model": ({"init_from": "local", "beta": 0.4}, {"start": "local", "beta": [0.4] * 4}),
 }
 
@@ -240,7 +254,8 @@ def test_running_statistics_do_not_enter_attention(method: str) -> None:
     problem, d = assembly.problem, assembly.problem.layout.parameters
     W = problem.initial.repeat(4, 1)
     assert W.shape[1] > d
-    W[:, d:] += 100 * torch.randn(W[:, d:].shape, generator=torch.Generator().manual_seed(0), dtype=W.dtype)
+    noise = torch.randn(W[:, d:].shape, generator=torch.Generator().manual_seed(0), dtype=W.dtype)
+    W[:, d:] += 100 * noise.to(W.device)
     xi = assembly.method.xi(problem, W, torch.ones(4, dtype=torch.bool))  # type: ignore[attr-defined]
     assert close(xi, torch.full((4, 4), 0.2, dtype=torch.float64) + 0.2 * torch.eye(4, dtype=torch.float64), 1e-12)
     W[0, :d] += 1
@@ -273,7 +288,7 @@ def test_clients_never_heard_from_take_no_part(tmp_path: Path, method: str) -> N
             if heard[i]:
                 assert all((server.xi[i, j] > 0) == heard[j] for j in range(8) if len(met) > 1)
             else:
-                unit = torch.zeros(8, dtype=torch.float64)
+                unit = torch.zeros_like(server.xi[i])
                 unit[i] = 1
                 assert torch.equal(server.xi[i], unit)
                 assert not any(server.xi[j, i] for j in range(8) if j != i)
@@ -290,6 +305,55 @@ def test_clients_never_heard_from_do_not_blur_the_attention_of_the_others(tmp_pa
     assert close(server.xi[among][:, among], torch.tensor(expected, dtype=torch.float64))
 
 
+# ---- the nearest only ----
+
+
+@pytest.mark.parametrize("method", BOTH)
+def test_each_client_attends_to_its_nearest_and_to_nobody_else(tmp_path: Path, method: str) -> None:
+    ten = toy((9, 8, 8, 7, 7, 6, 6, 5, 5, 4), groups=[0, 1] * 5)
+    run = simulate(tmp_path, ten, method=method, settings={"top": 3}, rounds=4, participation={"sample": 0.6})
+    for k in range(1, 5):
+        xi, heard = run.servers[k].xi, run.servers[k].heard
+        assert close(xi.sum(1), torch.ones(10, dtype=torch.float64), 1e-12)
+        expected = torch.where(heard, 1 + min(3, int(heard.sum()) - 1), 1)
+        assert torch.equal(xi.count_nonzero(1).cpu(), expected), "itself and three others that were heard from"
+        assert not xi[heard][:, ~heard].any()
+
+
+@pytest.mark.parametrize("method", BOTH)
+@pytest.mark.parametrize("top", [3, 4, 99])
+def test_attention_to_as_many_as_there_are_is_attention_to_all(tmp_path: Path, method: str, top: int) -> None:
+    everyone, nearest = (simulate(tmp_path, method=method, settings={"top": t}) for t in (0, top))
+    assert same(nearest.servers[3].W, everyone.servers[3].W)
+
+
+@pytest.mark.parametrize("method", BOTH)
+def test_clients_that_all_agree_choose_the_same_kin_every_time(tmp_path: Path, method: str) -> None:
+    """Ties go to the first: a result must not depend on how a machine sorts."""
+    problem = ready(toy((4,) * 6)).problem
+    kind = FedAMP if method == "fedamp" else HeurFedAMP
+    xi = kind(top=2).xi(problem, problem.initial.repeat(6, 1), torch.ones(6, dtype=torch.bool, device=DEVICE))
+    assert [row.nonzero().squeeze(1).tolist() for row in xi] == [
+        [0, 1, 2], [0, 1, 2], [0, 1, 2], [0, 1, 3], [0, 1, 4], [0, 1, 5]
+    ]  # fmt: skip
+    assert close(xi[xi > 0], torch.full((18,), 1 / 3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("method", BOTH)
+def test_newcomers_attend_to_their_nearest_too(tmp_path: Path, method: str) -> None:
+    run = simulate(
+        tmp_path, toy((9, 8, 7, 6, 6, 5, 5, 4)), method=method, settings={"top": 1}, participation={"novel": 0.25}
+    )
+    xi, W, known = run.server.xi, run.server.W, run.problem.known
+    assert known == 6
+    moved = W - W[:known].mean(0)
+    for i in (6, 7):
+        cosine = [float(moved[i] @ moved[j] / (moved[i].norm() * moved[j].norm())) for j in range(known)]
+        nearest = cosine.index(max(cosine))
+        assert xi[i].nonzero().squeeze(1).tolist() == [nearest, i]
+        assert close(xi[i, [nearest, i]], torch.full((2,), 0.5, dtype=torch.float64))
+
+
 # ---- limits ----
 
 
@@ -302,7 +366,7 @@ def test_without_weight_on_others_and_without_pull_it_is_training_alone_bit_for_
     together = simulate(tmp_path, method=method, settings=settings, rounds=4, precision=precision)
     alone = simulate(tmp_path, method="separate", rounds=4, precision=precision)
     for k in range(1, 6):
-        assert torch.equal(together.rows(k, "personal"), alone.rows(k, "personal"))
+        assert same(together.rows(k, "personal"), alone.rows(k, "personal"))
     assert together.lines[4]["models"]["personal"] == alone.lines[4]["models"]["personal"]
 
 
@@ -337,7 +401,7 @@ def test_independent_starts_differ_from_each_other_and_are_heard_from_at_once(tm
     first = run.method.begin(run.problem, lambda purpose, name="": torch.Generator().manual_seed(ord(name)))
     assert names == NAMES
     assert len({tuple(row) for row in first.W.tolist()} | {tuple(initial.tolist())}) == 5
-    xi = torch.tensor(mixing("fedamp", list(first.W), 5.0, [0.5] * 4), dtype=torch.float64)
+    xi = torch.tensor(mixing("fedamp", list(first.W), 5.0, [0.5] * 4), dtype=torch.float64, device=DEVICE)
     assert close(first.xi, xi)
     cloud = run.rows(1, "cloud")
     assert not any(torch.equal(cloud[i], cloud[j]) for i in range(4) for j in range(i))
@@ -355,7 +419,7 @@ def test_pretraining_is_one_exchange_alone_that_is_neither_scored_nor_counted(tm
     assert list(run.lines) == [1, 2, 3, 4]
     W0 = [trained(run.a, i, run.problem.initial, 0) for i in range(4)]
     assert close(run.servers[0].W, torch.stack(W0))
-    xi = torch.tensor(mixing("fedamp", W0, 0.7, [0.6] * 4), dtype=torch.float64)
+    xi = torch.tensor(mixing("fedamp", W0, 0.7, [0.6] * 4), dtype=torch.float64, device=DEVICE)
     assert close(run.rows(1, "cloud"), xi @ torch.stack(W0))
     row = run.problem.layout.size * 8
     assert run.lines[1]["bytes_up"] == run.lines[1]["bytes_down"] == 4 * row
@@ -403,7 +467,7 @@ def test_the_theorems_step_is_lambda_over_the_root_of_the_rounds(tmp_path: Path)
     given = {"mode": "theory", "sigma": 2.0, "strength": 0.5}
     auto = simulate(tmp_path, method="fedamp", settings=given, rounds=4)
     explicit = simulate(tmp_path, method="fedamp", settings={**given, "alpha": 0.25}, rounds=4)
-    assert torch.equal(auto.servers[4].W, explicit.servers[4].W)
+    assert same(auto.servers[4].W, explicit.servers[4].W)
     assert auto.servers[4].xi[0, 1] > 0
 
 
@@ -447,6 +511,8 @@ def test_attention_can_look_at_the_head_at_named_layers_or_at_updates(tmp_path: 
         ({"weight_on_others": dict.fromkeys(NAMES, 1.2)}, "settings.weight_on_others"),
         ({"beta": dict.fromkeys(NAMES, 0.0)}, "settings.beta"),
         ({"sigma": 0.0}, "settings.sigma"),
+        ({"top": -1}, "settings.top"),
+        ({"top": 2, "mode": "theory", "sigma": 1.0}, "is for practice mode"),
     ],
 )
 def test_settings_that_cannot_be_are_answered_with_a_sentence(settings: dict[str, Any], words: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Watched, close, copied, normed, ready, simulate, toy, trained
+from helpers import DEVICE, Watched, close, copied, normed, ready, same, simulate, toy, trained
 from torch import Tensor, nn
 
 from fedkin import streams
@@ -43,7 +43,7 @@ def streams_of(a: Assembly, round: int = 0) -> Any:
 
 
 def everyone(problem: Problem) -> Tensor:
-    return torch.arange(len(problem))
+    return torch.arange(len(problem), device=DEVICE)
 
 
 def begun(a: Assembly) -> Server:
@@ -65,7 +65,8 @@ def updated(a: Assembly, server: Server, wanted: Tensor, clients: Tensor | None 
 def answers(a: Assembly, server: Server) -> Tensor:
     """Models near those written, as clients could send them."""
     theta = generated(a, server)
-    return theta + 0.1 * torch.randn(theta.shape, generator=streams.generator("answers"), dtype=theta.dtype)
+    noise = torch.randn(theta.shape, generator=streams.generator("answers"), dtype=theta.dtype)
+    return theta + 0.1 * noise.to(DEVICE)
 
 
 # ---- the algorithm, with torch's modules and optimisers ----
@@ -77,7 +78,7 @@ class Oracle:
     def __init__(self, a: Assembly, server: Server) -> None:
         self.a, self.method = a, a.method
         assert isinstance(self.method, PanaceaGN)
-        self.network: GraphHypernetwork = self.method.network(SMALL["embedding"], len(server.offset)).double()
+        self.network: GraphHypernetwork = self.method.network(SMALL["embedding"], len(server.offset)).to(server.psi)
         nn.utils.vector_to_parameters(server.psi[0].clone(), self.network.parameters())
         self.h = nn.Parameter(server.embeddings.clone(), requires_grad=self.method.train_embeddings)
         self.offset = server.offset.clone()
@@ -105,7 +106,7 @@ class Oracle:
             if isinstance(s, Panacea) and s.generator_weight:
                 pairs = [(u, v) for u in range(m) for v in range(m) if u != v]
                 chance = torch.stack([logits[u, v] for u, v in pairs]).sigmoid()
-                edge = torch.tensor([float(graph[u, v] > 0) for u, v in pairs], dtype=torch.float64)
+                edge = torch.tensor([float(graph[u, v] > 0) for u, v in pairs], dtype=torch.float64, device=DEVICE)
                 each = nn.functional.binary_cross_entropy(chance, edge, reduction="none")
                 mean = (each[edge > 0].mean() + each[edge == 0].mean()) / 2 if s.balance == "grda" else each.mean()
                 loss = loss + s.generator_weight * mean
@@ -196,7 +197,7 @@ def test_several_steps_are_as_many_updates_with_the_same_answers() -> None:
         by_hand = updated(one, by_hand, wanted)
     together = updated(a, begin, wanted)
     for name, tensor in together.items():
-        assert torch.equal(tensor, dict(by_hand.items())[name]), name
+        assert same(tensor, dict(by_hand.items())[name]), name
 
 
 def test_enough_steps_write_what_clients_answered() -> None:
@@ -215,7 +216,7 @@ def test_everyone_moves_with_those_who_took_part() -> None:
     """Neighbours by the gradient, clients too far away by weight decay alone, and nothing moves what is fixed."""
     path = related([(0, 1), (1, 2), (2, 3), (3, 4), (4, 5)])
     plain = {**SMALL, "server_momentum": 0.0, "server_lr": 0.1}
-    lone = torch.tensor([0])
+    lone = torch.tensor([0], device=DEVICE)
     for decay in (0.0, 0.1):
         a = ready(path, method="panacea_gn", settings={**plain, "server_weight_decay": decay})
         before = begun(a)
@@ -234,7 +235,7 @@ def test_momentum_moves_the_embedding_of_a_client_that_is_no_longer_there() -> N
     begin = begun(a)
     wanted = answers(a, begin)
     first = updated(a, begin, wanted)
-    second = updated(a, first, wanted[:1], torch.tensor([0]))
+    second = updated(a, first, wanted[:1], torch.tensor([0], device=DEVICE))
     step = first.embeddings - begin.embeddings
     assert close((second.embeddings - first.embeddings)[1:], 0.5 * step[1:], 1e-12)
 
@@ -262,7 +263,7 @@ def test_without_edges_a_client_is_written_to_by_its_own_embedding_alone() -> No
 
 def test_panacea_and_panacea_gn_start_with_the_same_weights() -> None:
     first, second = (ready(related(), method=method, settings=SMALL) for method in BOTH)
-    assert torch.equal(generated(first, begun(first)), generated(second, begun(second)))
+    assert same(generated(first, begun(first)), generated(second, begun(second)))
 
 
 @pytest.mark.parametrize("method", BOTH)
@@ -359,7 +360,7 @@ def test_training_knows_nothing_of_who_is_held_out(tmp_path: Path, method: str) 
     for k in (1, 2, 3):
         for one in (second, alone):
             for name, tensor in first.servers[k].items():
-                assert torch.equal(tensor, dict(one.servers[k].items())[name]), name
+                assert same(tensor, dict(one.servers[k].items())[name]), name
     assert not torch.equal(first.rows(5, "generated"), second.rows(5, "generated")), "newcomers do see their edges"
 
 
@@ -368,7 +369,7 @@ def test_newcomers_are_served_in_four_ways(tmp_path: Path) -> None:
     run = with_newcomers(tmp_path, federation, method="panacea", settings={**SMALL, **SERVER})
     method, before, problem = run.a.method, run.before, run.a.problem
     assert isinstance(method, Panacea) and problem.graph is not None
-    network = method.network(SMALL["embedding"], len(before.offset)).double()
+    network = method.network(SMALL["embedding"], len(before.offset)).to(before.psi)
     nn.utils.vector_to_parameters(before.psi[0], network.parameters())
     fresh = ready(federation, method="panacea", settings=SMALL)
     rows = dict(zip(fresh.problem.names, begun(fresh).embeddings, strict=True))
@@ -383,7 +384,7 @@ def test_newcomers_are_served_in_four_ways(tmp_path: Path) -> None:
             blends.append(sum(share[j] * theta[j] for j in range(4)))
         expected = {"neighbours": torch.stack(blends)}
         starts = {"generated": untrained, "generated-mean": torch.stack(means)}
-        for name, start in (starts | {"generated-zero": torch.zeros(2, 4)}).items():
+        for name, start in (starts | {"generated-zero": torch.zeros(2, 4, device=DEVICE)}).items():
             whole, _ = network(torch.cat([before.embeddings, start]), problem.graph)
             expected[name] = (whole + before.offset)[4:]
     for name, value in expected.items():
@@ -404,7 +405,8 @@ def test_a_newcomer_without_a_known_neighbour_gets_the_mean_over_all(tmp_path: P
         graph[i] = graph[:, i] = 0
     graph[new[0], new[1]] = graph[new[1], new[0]] = 1
     run = with_newcomers(tmp_path, replace(federation, graph=graph), method="panacea", settings=SMALL)
-    known = run.a.method.download(run.a.problem, run.server, torch.arange(4), 5, streams_of(run.a, 5)).generated
+    four = torch.arange(4, device=DEVICE)
+    known = run.a.method.download(run.a.problem, run.server, four, 5, streams_of(run.a, 5)).generated
     assert close(run.rows(5, "neighbours"), known.mean(0).expand(2, -1))
 
 
@@ -413,12 +415,12 @@ def test_known_clients_keep_their_weights_when_newcomers_are_there(tmp_path: Pat
     run = with_newcomers(tmp_path, related(), method="panacea", settings=SMALL)
     last = run.rows(4, "generated")
     method, problem, rng = run.a.method, run.a.problem, streams_of(run.a, 5)
-    known = method.download(problem, run.server, torch.tensor([1, 3]), 5, rng)
-    assert list(known) == ["generated"] and torch.equal(known.generated, last[[1, 3]])
-    mixed = method.download(problem, run.server, torch.tensor([0, 2, 5]), 5, rng)
+    known = method.download(problem, run.server, torch.tensor([1, 3], device=DEVICE), 5, rng)
+    assert list(known) == ["generated"] and same(known.generated, last[[1, 3]])
+    mixed = method.download(problem, run.server, torch.tensor([0, 2, 5], device=DEVICE), 5, rng)
     for name, rows in mixed.items():
-        assert torch.equal(rows[:2], last[[0, 2]]), name
-        assert torch.equal(rows[2], run.rows(5, name)[1]), name
+        assert same(rows[:2], last[[0, 2]]), name
+        assert same(rows[2], run.rows(5, name)[1]), name
     for name, tensor in run.before.items():
         now = dict(run.server.items())[name]
         assert torch.equal(now if name in run.before.shared else now[:4], tensor), name

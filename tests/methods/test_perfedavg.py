@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Watched, close, gradient, normed, ready, simulate, toy, trained
+from helpers import DEVICE, Watched, close, gradient, normed, ready, same, simulate, toy, trained
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -28,6 +28,7 @@ COST = {"first-order": 2, "difference": 4, "exact": 3}
 
 def loss_at(a: Any, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
     """The loss as a function of a row of parameters, to be derived as often as one likes."""
+    x, y = x.to(DEVICE), y.to(DEVICE)
     named, at = {name: buffer.clone() for name, buffer in a.execution.training.named_buffers()}, 0
     for name, p in a.execution.training.named_parameters():
         named[name] = w[at : at + p.numel()].view(p.shape)
@@ -213,7 +214,7 @@ def test_test_data_change_scores_and_nothing_else(tmp_path: Path, how: str) -> N
     ]
     for k in range(1, 5):
         for name in ("adapted", "global"):
-            assert torch.equal(runs[0].rows(k, name), runs[1].rows(k, name))
+            assert same(runs[0].rows(k, name), runs[1].rows(k, name))
             assert runs[0].lines[k]["models"][name]["clients"] != runs[1].lines[k]["models"][name]["clients"]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import close, copied, normed, ready, simulate, toy, trained
+from helpers import DEVICE, close, copied, normed, ready, simulate, toy, trained
 from torch import Tensor, nn
 
 from fedkin import streams
@@ -28,7 +28,7 @@ def begun(a: Assembly) -> Server:
 
 def written(a: Assembly, server: Server, clients: Tensor | None = None) -> Tensor:
     problem = a.known_problem()
-    clients = torch.arange(len(problem)) if clients is None else clients
+    clients = torch.arange(len(problem), device=DEVICE) if clients is None else clients
     return a.method.download(problem, server, clients, 1, streams.rng(0, 1)).generated
 
 
@@ -42,9 +42,9 @@ class Oracle:
     def __init__(self, settings: PFedHN, server: Server) -> None:
         self.s = settings
         m, e = server.embeddings.shape
-        self.network = MLPHypernetwork(e, settings.hidden, settings.layers, len(server.offset)).double()
+        self.network = MLPHypernetwork(e, settings.hidden, settings.layers, len(server.offset)).to(server.psi)
         nn.utils.vector_to_parameters(server.psi[0].clone(), self.network.parameters())
-        self.embeddings = nn.Embedding(m, e, dtype=torch.float64)
+        self.embeddings = nn.Embedding(m, e, dtype=torch.float64, device=DEVICE)
         self.embeddings.weight.data = server.embeddings.clone()
         rate = settings.server_lr if settings.embedding_lr == "same" else settings.embedding_lr
         groups = [{"params": self.network.parameters()}, {"params": self.embeddings.parameters(), "lr": rate}]
@@ -56,7 +56,7 @@ class Oracle:
             self.optimiser = torch.optim.SGD(groups, settings.server_lr, settings.server_momentum, weight_decay=decay)
 
     def theta(self, i: int) -> Tensor:
-        return self.network(self.embeddings(torch.tensor([i])), None)[0][0]
+        return self.network(self.embeddings(torch.tensor([i], device=DEVICE)), None)[0][0]
 
     def step(self, answers: dict[int, Tensor]) -> None:
         """A mean of the clients' gradients, then the step."""
@@ -111,7 +111,7 @@ def test_a_step_brings_the_written_weights_nearer_and_the_printed_sign_takes_the
     """Trap T6."""
     plain = {"server_lr": 1e-4, "server_momentum": 0.0, "server_weight_decay": 0.0}
     a = ready(toy(SIX), method="pfedhn", settings={**SMALL, **plain})
-    before, clients = begun(a), torch.arange(6)
+    before, clients = begun(a), torch.arange(6, device=DEVICE)
     wanted = written(a, before) + 0.1
     after = updated(a, before, wanted, clients)
     printed = before.replace(psi=2 * before.psi - after.psi, embeddings=2 * before.embeddings - after.embeddings)
@@ -123,9 +123,9 @@ def test_weight_decay_and_momentum_move_the_embeddings_of_those_who_stayed_away(
     a = ready(toy(SIX), method="pfedhn", settings={**SMALL, "server_weight_decay": 0.1, "server_momentum": 0.5})
     begin = begun(a)
     v, lr = begin.embeddings[1:], 0.05
-    first = updated(a, begin, written(a, begin)[:1] + 1, torch.tensor([0]))
+    first = updated(a, begin, written(a, begin)[:1] + 1, torch.tensor([0], device=DEVICE))
     assert close(first.embeddings[1:], v * (1 - lr * 0.1), 1e-12)
-    second = updated(a, first, written(a, first)[:1] + 1, torch.tensor([0]))
+    second = updated(a, first, written(a, first)[:1] + 1, torch.tensor([0], device=DEVICE))
     momentum = 0.5 * 0.1 * v + 0.1 * first.embeddings[1:]
     assert close(second.embeddings[1:], first.embeddings[1:] - lr * momentum, 1e-12)
 
@@ -208,15 +208,15 @@ def test_newcomers_get_what_is_written_for_their_own_for_a_mean_and_for_no_embed
     path = torch.diag(torch.ones(5), 1)
     federation = replace(toy(SIX), graph=path + path.T)
     run = simulate(tmp_path, federation, method="pfedhn", settings=SMALL, participation={"novel": 0.34})
-    server, network = run.server, MLPHypernetwork(5, 16, 3, len(run.server.offset)).double()
+    server, network = run.server, MLPHypernetwork(5, 16, 3, len(run.server.offset)).to(run.server.psi)
     nn.utils.vector_to_parameters(server.psi[0], network.parameters())
     drawn = [
         torch.randn(5, generator=streams.rng(0, 0)("embedding", n), dtype=torch.float64) for n in run.problem.names[4:]
     ]
     starts = {
-        "generated": torch.stack(drawn),
+        "generated": torch.stack(drawn).to(DEVICE),
         "generated-mean": run.servers[4].embeddings.mean(0).expand(2, -1),
-        "generated-zero": torch.zeros(2, 5, dtype=torch.float64),
+        "generated-zero": torch.zeros(2, 5, dtype=torch.float64, device=DEVICE),
     }
     assert set(run.lines[5]["models"]) == {"personal", *starts}
     for name, start in starts.items():

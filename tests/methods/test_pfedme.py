@@ -88,6 +88,7 @@ def test_with_many_steps_theta_solves_the_proximal_problem_and_w_descends_the_mo
     a = ready(federation, model=linear, method="pfedme", settings=settings, local={"batch_size": 7})
     w = a.problem.initial
     upload, memory = a.method.train(a.cohort, State(w=w[None]), State(), 1)
+    w = w.cpu()
     X = torch.cat([x, torch.ones(7, 1, dtype=x.dtype)], 1)
     H = 2 / 7 * X.T @ X
     theta = torch.linalg.solve(H + strength * torch.eye(5).double(), 2 / 7 * (X.T @ y)[:, 0] + strength * w)

@@ -16,6 +16,7 @@ from typing import Protocol
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers import DEVICE
 from scipy.optimize import minimize
 from torch import Tensor
 
@@ -37,6 +38,10 @@ Weights = Callable[[Tensor, Attention, float, float], Tensor]
 # Two problems with known proximal steps
 
 
+def drawn(generator: torch.Generator, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(DEVICE)
+
+
 class Problem(Protocol):
     start: Tensor
     """W^0 (m, d)."""
@@ -52,11 +57,11 @@ class Quadratics:
     """Ten clients in two groups: F_i(w) = (w - c_i)' H_i (w - c_i) / 2, with c_i about +2 or -2 everywhere."""
 
     def __init__(self, m: int = 10, d: int = 4) -> None:
-        normal = functools.partial(torch.randn, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-        self.groups = torch.arange(m) % 2
+        normal = functools.partial(drawn, torch.Generator().manual_seed(2))
+        self.groups = torch.arange(m, device=DEVICE) % 2
         self.centres = (2.0 - 4.0 * self.groups)[:, None] + 0.3 * normal(m, d)
         roots = normal(m, d, d)
-        self.hessians = 0.3 * roots @ roots.mT / d + 0.2 * torch.eye(d)
+        self.hessians = 0.3 * roots @ roots.mT / d + 0.2 * torch.eye(d, device=DEVICE)
         self.pull = (self.hessians @ self.centres[:, :, None])[:, :, 0]
         self.start = normal(m, d)
 
@@ -69,7 +74,7 @@ class Quadratics:
         return torch.einsum("...ia,iab,...ib->...", error, self.hessians, error) / 2
 
     def prox(self, U: Tensor, beta: float) -> Tensor:
-        return torch.linalg.solve(self.hessians + torch.eye(U.shape[1]) / beta, self.pull + U / beta)
+        return torch.linalg.solve(self.hessians + torch.eye(U.shape[1], device=U.device) / beta, self.pull + U / beta)
 
 
 class LogisticRegression:
@@ -79,13 +84,14 @@ class LogisticRegression:
 
     def __init__(self, m: int = 8, d: int = 5, samples: int = 60) -> None:
         generator = torch.Generator().manual_seed(3)
-        normal = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
+        normal = functools.partial(drawn, generator)
         truth = 3 * normal(2, d)[torch.arange(m) % 2]
         inputs = normal(m, samples, d)
         chance = (inputs @ truth[:, :, None]).sigmoid()
-        labels = 2.0 * (torch.rand(chance.shape, generator=generator, dtype=torch.float64) < chance) - 1
+        lots = torch.rand(chance.shape, generator=generator, dtype=torch.float64).to(DEVICE)
+        labels = 2.0 * (lots < chance) - 1
         self.signed = labels * inputs
-        self.start = torch.zeros(m, d, dtype=torch.float64)
+        self.start = torch.zeros(m, d, dtype=torch.float64, device=DEVICE)
 
     def loss(self, W: Tensor) -> Tensor:
         margins = torch.einsum("ina,...ia->...in", self.signed, W)
@@ -101,7 +107,7 @@ class LogisticRegression:
             if slope.abs().max() < 1e-12:
                 return W
             bend = self.signed.mT @ (doubt * (1 - doubt) * self.signed) / samples
-            W = W - torch.linalg.solve(bend + (self.ridge + 1 / beta) * torch.eye(d), slope)
+            W = W - torch.linalg.solve(bend + (self.ridge + 1 / beta) * torch.eye(d, device=DEVICE), slope)
         raise AssertionError("Newton's method did not converge in 50 steps")
 
 
@@ -130,17 +136,17 @@ class Objective:
         shape = self.problem.start.shape
 
         def value_and_gradient(flat: Tensor) -> tuple[float, Tensor]:
-            W = torch.as_tensor(flat).reshape(shape)
-            return self(W).item(), gradient(self, W).flatten()
+            W = torch.as_tensor(flat, device=DEVICE).reshape(shape)
+            return self(W).item(), gradient(self, W).flatten().cpu()
 
         accurate = {"gtol": 1e-10, "ftol": 1e-16, "maxiter": 5000, "maxcor": 30}
         ends = [
-            minimize(value_and_gradient, start.flatten(), jac=True, method="L-BFGS-B", options=accurate)
+            minimize(value_and_gradient, start.flatten().cpu(), jac=True, method="L-BFGS-B", options=accurate)
             for start in (self.problem.start, *starts)
         ]
         best = min(ends, key=lambda end: end.fun)
         assert abs(best.jac).max() < 1e-6
-        return best.fun, torch.as_tensor(best.x).reshape(shape)
+        return best.fun, torch.as_tensor(best.x, device=DEVICE).reshape(shape)
 
 
 def gradient(function: Callable[[Tensor], Tensor], W: Tensor) -> Tensor:
@@ -289,7 +295,7 @@ def test_gradients_vanish_at_the_rate_of_theorem_2(name: str, seen_before: dict[
     problem = Quadratics()
     G = Objective(problem, attentions[name])
     generator = torch.Generator().manual_seed(0)
-    starts = [3 * torch.randn(problem.start.shape, generator=generator, dtype=torch.float64) for _ in range(9)]
+    starts = [3 * drawn(generator, *problem.start.shape) for _ in range(9)]
     excess = G(problem.start).item() - G.minimum(starts)[0]
     m = len(problem.start)
     L = max(problem.lipschitz, G.strength * m * 2 * G.c * G.attention.lipschitz)
@@ -312,7 +318,7 @@ def test_the_gradients_constant_is_at_most_that_of_theorem_2(name: str) -> None:
     generator = torch.Generator().manual_seed(0)
     bound, largest = m * 2 * c * G.attention.lipschitz, 0.0
     for spread in (1e-3, 0.3, 1.0, 3.0):
-        W = spread * torch.randn(m, d, generator=generator, dtype=torch.float64)
+        W = spread * drawn(generator, m, d)
         hessian = torch.autograd.functional.hessian(G.closeness, W).reshape(m * d, m * d)
         largest = max(largest, torch.linalg.eigvalsh(hessian).abs().max().item())
     assert bound / 5 < largest <= bound * (1 + 1e-9)
@@ -356,7 +362,7 @@ def test_enough_rounds_make_every_weight_of_the_run_non_negative(name: str, c: f
         xi = theory_weights(squared_distances(W)[0], G.attention, alpha, c)
         assert (xi >= 0).all()
         assert torch.equal(xi, xi.T)
-        torch.testing.assert_close(xi.sum(1), torch.ones(m, dtype=torch.float64), rtol=0, atol=1e-12)
+        torch.testing.assert_close(xi.sum(1), torch.ones_like(xi[0]), rtol=0, atol=1e-12)
     agreed = torch.zeros(m, m, dtype=torch.float64)
     assert theory_weights(agreed, G.attention, 2 * alpha, c).min() < 0
 
@@ -392,7 +398,7 @@ def run_in_practice(problem: Quadratics, rounds: int, sigma: float | None, tau: 
 def contrast(problem: Quadratics, matrices: Tensor) -> Tensor:
     """Mean over pairs within a group, over that of pairs between groups, for each matrix (m, m)."""
     kin = problem.groups[:, None] == problem.groups
-    different = ~torch.eye(len(kin), dtype=torch.bool)
+    different = ~torch.eye(len(kin), dtype=torch.bool, device=DEVICE)
     return matrices[:, kin & different].mean(1) / matrices[:, ~kin].mean(1)
 
 
@@ -416,4 +422,5 @@ def test_automatic_settings_find_the_groups_and_their_sizes() -> None:
     assert weight[0] < 2
     assert (weight[2:] > 1000).all()
     # Groups of five: 1 - 1/5 of the weight on the others.
-    torch.testing.assert_close(1 - xi[-1].diagonal(), torch.full((10,), 0.8, dtype=torch.float64), rtol=0, atol=0.02)
+    tau = 1 - xi[-1].diagonal()
+    torch.testing.assert_close(tau, torch.full_like(tau, 0.8), rtol=0, atol=0.02)

@@ -9,6 +9,7 @@ from ..engines.simulation import Diverged, Interrupted
 from ..errors import FedkinError
 from ..terminal import err
 from . import after as after
+from . import bench as bench
 from . import data as data
 from . import running as running
 from . import tuning as tuning
