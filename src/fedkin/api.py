@@ -16,7 +16,8 @@ from . import comparison, data, inference, joining, references
 from .assembly import Assembly, assemble
 from .config import Config, ConfigError, merge, read_toml, resolve, unknown_key
 from .engines.lockstep import run_together
-from .engines.simulation import SMALL, Listener, Simulation
+from .engines.room import SMALL
+from .engines.simulation import Listener, Simulation
 from .errors import FedkinError
 from .federation import Federation
 from .methods import find

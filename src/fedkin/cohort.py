@@ -315,7 +315,7 @@ class Cohort:
             optimiser.step(rows, G, lr, extra)
         if main and self.carried is not None:
             self.carried = optimiser.state
-        return rows if memory is None else rows.clone()
+        return self.execution.finished(rows)
 
     def full_grad(self, W: Tensor, round: int) -> Tensor:
         """(m, d) gradients over all of each client's training samples at once (in passes of a batch).

@@ -83,6 +83,16 @@ def _blocks(
         yield block, room[: (m + 1) * block.shape[1]].view(m + 1, -1)
 
 
+def _centre(block: Tensor, room: Tensor) -> None:
+    """Writes the rows less their mean into `room`, in float64, and the mean as its last row."""
+    rows, mean = room[:-1], room[-1]
+    if block.is_cuda:  # every pass over memory counts
+        torch.sub(block, torch.mean(block, 0, dtype=torch.float64, out=mean), out=rows)
+    else:  # the block stays in the cache, and what counts is that no pass mixes types
+        rows.copy_(block)
+        rows -= torch.mean(rows, 0, out=mean)
+
+
 def _add_products(gram: Tensor, rows: Tensor) -> None:
     """Adds rows @ rows.T to the lower half of `gram`; what lies above the diagonal is not all written."""
     for at in range(0, len(rows), GROUP):
@@ -108,8 +118,7 @@ def squared_distances(W: Tensor, columns: Tensor | None = None, rows: Tensor | N
     m = len(W) if rows is None else len(rows)
     gram = torch.zeros(m + 1, m + 1, dtype=torch.float64, device=W.device)
     for block, room in _blocks(W, columns, rows):
-        mean = torch.mean(block, 0, dtype=torch.float64, out=room[m])
-        torch.sub(block, mean, out=room[:m])
+        _centre(block, room)
         _add_products(gram, room)
     gram = _mirrored(gram)
     # The mean c is the last row: ||w||^2 = ||w - c||^2 + 2 (w - c) c + ||c||^2 costs no further look at W.

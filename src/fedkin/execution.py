@@ -60,9 +60,11 @@ class Execution(Protocol):
         The gradients are new, or written into the first rows of `out` (·, d).
         """
 
-    def workspace(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A copy of rows (m, D) to train on, and memory for their gradients (m, d) where that is kept: until the next
-        call. What is to last has to be copied."""
+    def workspace(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """A copy of rows (m, D) to train on, and memory for their gradients (m, d): until the next call."""
+
+    def finished(self, rows: Tensor) -> Tensor:
+        """Rows of the workspace that were trained, to keep."""
 
     def curvature(self, W: Tensor, V: Tensor, batch: Batch) -> Tensor:
         """(k, d) the Hessian of each client's loss at its row of W, times its row of V (k, d). Buffers stay."""
@@ -104,9 +106,11 @@ class _Executor:
         self.counters = {name: start.to(device) for name, start in layout.counters}
         self.buffered = layout.size > layout.parameters
 
-    def workspace(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """A copy of rows (m, D) to train on, and memory for their gradients (m, d) where that is kept."""
-        return rows.clone(), None
+    def workspace(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        return rows.clone(), rows.new_empty(len(rows), self.layout.parameters)
+
+    def finished(self, rows: Tensor) -> Tensor:
+        return rows
 
     def _evaluate(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(self.evaluating, {**tensors, **self.counters}, (x,))  # type: ignore[no-any-return]
@@ -205,8 +209,11 @@ class Stacked(_Executor):
         recorded = device.type == "cuda" and loss in LOSSES.values()
         self.player = Player(self._call, layout.parameters) if recorded else None
 
-    def workspace(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+    def workspace(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         return super().workspace(rows) if self.player is None else self.player.workspace(rows)
+
+    def finished(self, rows: Tensor) -> Tensor:
+        return rows if self.player is None else rows.clone()  # the next round is trained in the same memory
 
     def grad(self, W: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         k, d = len(batch), self.layout.parameters

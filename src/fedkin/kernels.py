@@ -2,7 +2,7 @@
 
 Each is an autograd function of samples side by side (k b, ...) and weights (k, ...), which may be views of the one
 matrix of weights. Where a layer is given a `sink`, a view of the matrix of gradients, its weights' gradient is written
-there and nowhere else. `usable` says where all this applies; elsewhere `layers` computes the same with torch alone.
+there and nowhere else. `usable` says where Triton's kernels apply; elsewhere `layers` does the same with torch alone.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _deliver(gradient: Tensor | None, sink: Sink | None) -> Tensor | None:
 
 
 class Linear(torch.autograd.Function):
-    """(k, b, inputs) -> (k, b, outputs): x w^T + bias, the product in x's precision."""
+    """(k, b, inputs) -> (k, b, outputs): x w^T + bias, the product in x's precision; on any device."""
 
     @staticmethod
     def forward(

@@ -56,13 +56,8 @@ def linear(layer: nn.Linear, rows: Rows, name: str, x: Tensor) -> Tensor:
     weight, bias = rows[f"{name}.weight"], rows[f"{name}.bias"]
     assert weight is not None
     samples = x.reshape(rows.clients, -1, x.shape[-1])
-    if kernels.usable(x):
-        sinks = rows.sink(f"{name}.weight"), rows.sink(f"{name}.bias")
-        y: Tensor = kernels.call(kernels.Linear, samples, weight, bias, *sinks)
-    elif bias is None:
-        y = samples @ weight.mT
-    else:
-        y = torch.baddbmm(bias.unsqueeze(1), samples, weight.mT)
+    sinks = rows.sink(f"{name}.weight"), rows.sink(f"{name}.bias")
+    y: Tensor = kernels.call(kernels.Linear, samples, weight, bias, *sinks)
     return y.reshape(*x.shape[:-1], -1)
 
 

@@ -31,7 +31,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from . import arrays
+from . import arrays, storage
 from .config import Config, read_toml, resolve, to_toml
 from .errors import FedkinError
 from .estimates import Estimate
@@ -102,12 +102,10 @@ class Checkpoint:
     @staticmethod
     def load(path: Path, config: Config) -> Checkpoint:
         try:
-            with safe_open(path, "pt") as file:
-                metadata = file.metadata() or {}
-                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            tensors, metadata = storage.read(path)  # mapped: it may be larger than memory
             shared = json.loads(metadata["shared"])
             at = int(metadata["round"])
-        except (SafetensorError, KeyError, ValueError, OSError) as error:
+        except (storage.StorageError, KeyError, ValueError) as error:
             raise RunError(
                 f"The checkpoint {path} cannot be read ({error}); remove it to start from round 1."
             ) from None

@@ -59,11 +59,11 @@ class State:
         """The same state with some tensors exchanged or added; a name keeps its being shared or not."""
         return self._rebuilt({**self._tensors, **tensors})
 
-    def take(self, clients: Tensor) -> State:
-        """The rows of some clients (a copy); shared tensors as they are."""
+    def take(self, clients: Tensor | slice) -> State:
+        """The rows of some clients: a copy, or a view of those in a slice; shared tensors as they are."""
         return self._rebuilt({n: t if n in self.shared else t[clients] for n, t in self.items()})
 
-    def put(self, clients: Tensor, other: State) -> None:
+    def put(self, clients: Tensor | slice, other: State) -> None:
         """Writes another state's rows over those of some clients."""
         for name, tensor in self.items():
             if name in self.shared:
@@ -75,15 +75,16 @@ class State:
         """As `count` clients see it: shared tensors expanded, never repeated, so that all have the client first."""
         return State(**{n: t.expand(count, *t.shape) if n in self.shared else t for n, t in self.items()})
 
-    def to(self, device: torch.device) -> State:
-        return self._rebuilt({n: t.to(device) for n, t in self.items()})
+    def to(self, device: torch.device, copy: bool = False) -> State:
+        return self._rebuilt({n: t.to(device, copy=copy) for n, t in self.items()})
 
     def finite(self, count: int) -> Tensor:
         """(count,) whether everything a client has here is finite."""
         good = torch.ones(count, dtype=torch.bool)
         for name, tensor in self.items():
-            if tensor.is_floating_point() and name not in self.shared:
-                good &= torch.isfinite(tensor)[:, None].flatten(1).all(1).cpu()
+            if tensor.is_floating_point() and name not in self.shared and tensor[:1].numel():
+                lowest, highest = tensor[:, None].flatten(1).aminmax(dim=1)  # NaN if any is; needs no further memory
+                good &= (lowest.isfinite() & highest.isfinite()).cpu()
         return good
 
     def bytes_per_client(self) -> int:
@@ -93,6 +94,12 @@ class State:
             numbers = tensor.numel() if name in self.shared else tensor[:1].numel()
             total += numbers * tensor.element_size()
         return total
+
+    def room_for(self, count: int) -> State:
+        """The same names with space for the rows of `count` clients, yet to be put there; shared tensors are copied."""
+        return self._rebuilt(
+            {n: t.clone() if n in self.shared else t.new_empty(count, *t.shape[1:]) for n, t in self.items()}
+        )
 
     @staticmethod
     def join(parts: list[State]) -> State:

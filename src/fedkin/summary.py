@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,20 @@ import torch
 
 from . import data, statistics
 from .assembly import Assembly
-from .cohort import Model
 from .machine import device_name
 from .runs import read_lines
 
 
 def summarise(
-    path: Path, a: Assembly, closing: dict[str, Model], novel: dict[str, Any] | None, peak_bytes: int
+    path: Path,
+    a: Assembly,
+    closing: Sequence[str],
+    novel: dict[str, Any] | None,
+    peak_bytes: int,
+    execution: dict[str, Any],
 ) -> dict[str, Any]:
-    """The summary of a run from its rounds.jsonl and the last xi."""
+    """The summary of a run from its rounds.jsonl and the last xi. `closing`: the names of its models; `execution`: how
+    clients were run."""
     lines = [r for r in read_lines(path / "rounds.jsonl") if not r.get("novel")]
     problem, config, metric = a.known_problem(), a.config, a.problem.task.metric
     higher = metric.higher_is_better
@@ -59,7 +65,7 @@ def summarise(
         "seconds": sum(r["seconds"] for r in lines),
         "peak_bytes": peak_bytes,
         "parameters": problem.layout.parameters,
-        "execution": {"way": a.execution.name},
+        "execution": execution,
         "versions": versions(),
         "commit": commit(),
         "device": device_name(a.device),

@@ -20,6 +20,7 @@ from rich.table import Column, Table
 from . import api, comparison, references
 from .assembly import Assembly
 from .data import short
+from .engines.room import threads
 from .engines.simulation import Interrupted, Listener
 from .estimates import Estimate
 from .levels import Levels, Span
@@ -213,7 +214,8 @@ def listening(rounds: int, path: Path) -> Iterator[Listener]:
             err.print(
                 f"{a.config.method} on {short(a.config.data.name)} ({a.config.data.split}), {a.problem.known} clients"
                 f"{f' and {new} newcomers' if new else ''}, "
-                f"{a.problem.layout.parameters:,} parameters, {a.device.type}; {a.execution.name}: {a.reason}. "
+                f"{a.problem.layout.parameters:,} parameters, {a.device.type}; {a.execution.name}: {a.reason}"
+                f"{_on_threads(a)}. "
                 f"Writing to {path}.",
                 highlight=False,
             )
@@ -231,6 +233,12 @@ def listening(rounds: int, path: Path) -> Iterator[Listener]:
             yield Listener(on_start, on_round, lambda sentence: err.print(sentence, style="yellow"), stop)
         except Interrupted as error:
             raise Interrupted(f"{error} Go on with `fedkin resume {path}`.") from None
+
+
+def _on_threads(ready: Assembly) -> str:
+    """Of a CPU the number of threads, as the rule has it."""
+    count = threads(ready)[0]
+    return f"; {count} {'thread' if count == 1 else 'threads'}" if ready.device.type == "cpu" else ""
 
 
 @contextmanager

@@ -18,7 +18,6 @@ from fedkin.engines.scores import Scores
 from fedkin.errors import FedkinError
 from fedkin.federation import Client, Federation
 from fedkin.preprocessing import Pixels
-from fedkin.terminal import show_comparison
 
 SETTINGS = merge(BASE, {"learning": {"metric": "auc"}, "data": {"validation": 0.3}})
 
@@ -53,6 +52,10 @@ def test_a_client_without_score_is_left_out_of_everything(tmp_path: Path) -> Non
     answers = {silo.client: silo for silo in results.worth_joining().silos}
     assert answers["b"].verdict == "cannot tell: all test samples are of one class"
     assert np.isfinite(answers["a"].gain).all()
+    for drawn_with in ("plotly", "matplotlib", "rich"):
+        pytest.importorskip(drawn_with)
+    from fedkin.terminal import show_comparison
+
     page = results.report().read_text()
     assert "all test samples are of one class" in page
     assert len(results.figures(formats=["png"])) == 4
@@ -66,6 +69,10 @@ def test_newcomers_without_score_do_not_stop_a_comparison(tmp_path: Path, capsys
         SETTINGS, method="fedavg", participation={"novel": 0.25}, federation=one_class(lots), out=tmp_path / "run"
     )
     assert run.summary["novel"]["models"]["global"]["mean"] is None
+    for drawn_with in ("plotly", "rich"):
+        pytest.importorskip(drawn_with)
+    from fedkin.terminal import show_comparison
+
     results = fedkin.api.Results([Run(run.path)], tmp_path)
     results.report()
     show_comparison(results)

@@ -20,7 +20,7 @@ from ..method import Method
 from ..optimisers import Local
 from ..runs import Checkpoint
 from ..state import State
-from .simulation import Diverged, Interrupted, Reply, Request, Simulation, advance
+from .simulation import Diverged, Interrupted, RanOut, Reply, Request, Simulation, advance, within_memory
 
 
 class Apart(Exception):
@@ -66,7 +66,7 @@ def run_together(
             go_on(i, None, 0.0)
         while asked:
             first = min(asked, key=lambda i: (asked[i].round, i))
-            group = [i for i in asked if _alike(asked[i], asked[first])]
+            group = [i for i in asked if _alike(asked[i], asked[first])][: pool.runs]
             requests = [asked.pop(i) for i in group]
             began = time.perf_counter()
             replies = _answers(requests, apart, pool)
@@ -101,9 +101,15 @@ def _answers(requests: list[Request], apart: set[type[Method]], pool: Pool) -> l
     method = type(requests[0].method)
     if len(requests) > 1 and method not in apart:
         try:
-            return _stacked(requests, pool)
+            replies = within_memory(lambda: _stacked(requests, pool))
         except (Apart, SeveralRates):
             apart.add(method)
+        else:
+            if not isinstance(replies, RanOut):
+                return replies
+            machine.tidy(requests[0].cohort.train.x.device)
+            pool.runs = half = len(requests) // 2
+            return _answers(requests[:half], apart, pool) + _answers(requests[half:], apart, pool)
     return [request.answer() for request in requests]
 
 
@@ -124,13 +130,13 @@ def _stacked(requests: list[Request], pool: Pool) -> list[Reply]:
     for state in (upload, memory):
         if state.shared or any(t.ndim == 0 or len(t) != len(cohort) for _, t in state.items()):
             raise Apart
-    replies = []
-    for i, request in enumerate(requests):
-        own = torch.arange(i, len(cohort), count)
-        request.cohort.carried = None if cohort.carried is None else cohort.carried.take(own)
+    every = [torch.arange(i, len(cohort), count) for i in range(count)]
+    replies: list[Reply] = [(upload.take(own), memory.take(own)) for own in every]
+    kept = [None if cohort.carried is None else cohort.carried.take(own) for own in every]
+    for request, own, left in zip(requests, every, kept, strict=True):  # from here on nothing needs memory
+        request.cohort.carried = left
         request.cohort.loss_sum = None if cohort.loss_sum is None else cohort.loss_sum[own]
         request.cohort.loss_count = None if cohort.loss_count is None else cohort.loss_count[own]
-        replies.append((upload.take(own), memory.take(own)))
     return replies
 
 
@@ -139,6 +145,8 @@ class Pool:
 
     def __init__(self) -> None:
         self.copies: dict[tuple[int, ...], tuple[list[Samples], Samples]] = {}
+        self.runs: int | None = None
+        """How many runs one stack may have: fewer, after memory ran out; None is no limit."""
 
     def __call__(self, parts: list[Samples]) -> Samples:
         """Client 0 of every part, then client 1 of every part, and so on."""

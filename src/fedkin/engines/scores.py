@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..assembly import Assembly
-from ..cohort import Model, Predictor, all_outputs, evaluate
+from ..cohort import Model, Predictor, all_outputs, evaluate, evaluate_all
 from ..outputs import CHOSEN, MOST_BYTES, Outputs
 from ..runs import Writer
 from ..weights import Layout
@@ -34,12 +35,14 @@ class Scores:
     def direction(self) -> int:
         return 1 if self.assembly.problem.task.metric.higher_is_better else -1
 
-    def add(self, name: str, clients: list[int], model: Model) -> None:
+    def add(self, clients: list[int], models: dict[str, Model]) -> None:
         """Scores the models (rows of these clients) on each client's own data."""
         a = self.assembly
         for book, samples in ((self.test, a.test), (self.validation, a.cohort.validation)):
-            vector = book.setdefault(name, torch.full((len(a.problem),), torch.nan, dtype=torch.float64))
-            vector[clients] = evaluate(a.execution, samples.take(clients), model, a.problem.task.metric)
+            found = evaluate_all(a.execution, samples.take(clients), list(models.values()), a.problem.task.metric)
+            for name, scores in zip(models, found, strict=True):
+                vector = book.setdefault(name, torch.full((len(a.problem),), torch.nan, dtype=torch.float64))
+                vector[clients] = scores
 
     def fill(self, count: int) -> None:
         """Of the first `count` clients, one that was never scored has the initial model's score."""
@@ -76,59 +79,94 @@ class Scores:
         top = max(known, key=lambda n: known[n], default=headline)
         return top if headline in known and known[top] > known[headline] else headline
 
-    def hand_out(self, writer: Writer, clients: list[int], models: dict[str, Model]) -> None:
-        """Saves for each client the model to use, with what is needed to load it; and of the clients that trained what
-        their models answer on the test samples."""
-        a = self.assembly
-        task = a.problem.task
-        handed = [self.best_model(client) for client in clients]
+
+@dataclass
+class HandOut:
+    """Saves for each client the model to use, with what is needed to load it; a few clients at a time, and in the end
+    what the models of clients that trained answer on the test samples."""
+
+    scores: Scores
+    writer: Writer
+    clients: list[int] = field(default_factory=list)
+    handed: list[str] = field(default_factory=list)
+    answers: dict[str, list[Tensor]] = field(default_factory=dict)
+    """By model, a tensor (n_i, ...) a client."""
+    seconds: float = 0.0
+    """That this has taken, which are no part of a round."""
+
+    def add(self, clients: list[int], models: dict[str, Model]) -> None:
+        """The models (rows of these clients), once they are scored."""
+        a, started = self.scores.assembly, time.perf_counter()
+        handed = [self.scores.best_model(client) for client in clients]
+        self.clients += clients
+        self.handed += handed
         if clients[-1] < a.problem.known:
-            writer.outputs(self._outputs(clients, models, handed))
+            self._ask(clients, models, handed)
         for i, (client, chosen) in enumerate(zip(clients, handed, strict=True)):
-            model, preprocessing = models[chosen], a.federation.clients[client].preprocessing
-            about = {
-                "version": 1,
-                "client": a.problem.names[client],
-                "method": a.config.method,
-                "chosen": chosen,
-                "predictor": model.function if isinstance(model, Predictor) else None,
-                "model": a.config.model.model_dump(mode="json"),
-                "task": {"kind": task.kind, "inputs": list(task.inputs), "outputs": task.outputs},
-                "classes": list(task.class_names),
-                "target": {"mean": task.target_mean, "scale": task.target_scale},
-                "preprocessing": None if preprocessing is None else preprocessing.to_json(),
-            }
-            writer.model(a.problem.names[client], _named(model, i, a.problem.layout), about)
+            self.writer.model(a.problem.names[client], *self._saved(client, i, chosen, models[chosen]))
+        self.seconds += time.perf_counter() - started
 
-    def _outputs(self, clients: list[int], models: dict[str, Model], handed: list[str]) -> Outputs:
-        """What the models of these clients answer on their test samples: all models, if that does not take much."""
-        a, samples = self.assembly, self.assembly.test.take(clients)
-        task, counts, headline = a.problem.task, samples.counts, a.method.headline
+    def end(self) -> None:
+        if self.answers:
+            self.writer.outputs(self._outputs())
 
-        def answers(model: Model) -> list[Tensor]:
-            return [outputs.float() for outputs in all_outputs(a.execution, samples, model)]
+    def _saved(self, client: int, i: int, chosen: str, model: Model) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """A client's model, the i-th of these rows, as named tensors, and what is needed to load it."""
+        a = self.scores.assembly
+        task, preprocessing = a.problem.task, a.federation.clients[client].preprocessing
+        about = {
+            "version": 1,
+            "client": a.problem.names[client],
+            "method": a.config.method,
+            "chosen": chosen,
+            "predictor": model.function if isinstance(model, Predictor) else None,
+            "model": a.config.model.model_dump(mode="json"),
+            "task": {"kind": task.kind, "inputs": list(task.inputs), "outputs": task.outputs},
+            "classes": list(task.class_names),
+            "target": {"mean": task.target_mean, "scale": task.target_scale},
+            "preprocessing": None if preprocessing is None else preprocessing.to_json(),
+        }
+        return _named(model, i, a.problem.layout), about
 
-        found = {headline: answers(models[headline])}
-        takes = sum(own.nbytes for own in found[headline])
-        found |= {name: answers(model) for name, model in models.items() if name in handed and name != headline}
+    def _ask(self, clients: list[int], models: dict[str, Model], handed: list[str]) -> None:
+        """What these models answer on the test samples: all models, if that does not take much."""
+        a = self.scores.assembly
+        samples, headline = a.test.take(clients), a.method.headline
+
+        def answers(name: str) -> list[Tensor]:
+            return [outputs.float() for outputs in all_outputs(a.execution, samples, models[name])]
+
+        asked, everyone = sum(samples.counts), sum(a.test.counts[: a.problem.known])
+        if not asked:
+            return
+        found = {headline: answers(headline)}
+        takes = sum(own.nbytes for own in found[headline]) / asked * everyone
         if len(models) * takes <= MOST_BYTES:
-            kept = {name: found.get(name) or answers(model) for name, model in models.items()}
+            found = {name: found[name] if name in found else answers(name) for name in models}
         else:
-            kept = {headline: found[headline], CHOSEN: [found[name][i] for i, name in enumerate(handed)]}
-        tested = [a.federation.clients[client].test_rows for client in clients]
+            found |= {name: answers(name) for name in dict.fromkeys(handed) if name != headline}
+            found = {headline: found[headline], CHOSEN: [found[name][i] for i, name in enumerate(handed)]}
+        for name, parts in found.items():
+            self.answers.setdefault(name, []).extend(parts)
+
+    def _outputs(self) -> Outputs:
+        a = self.scores.assembly
+        task, samples = a.problem.task, a.test.take(self.clients)
+        tested = [a.federation.clients[client].test_rows for client in self.clients]
         rows = [own for own in tested if own is not None]
-        y = torch.cat([samples.y[start : start + n] for start, n in zip(samples.starts, counts, strict=True)]).cpu()
+        parts = zip(samples.starts, samples.counts, strict=True)
+        y = torch.cat([samples.y[start : start + n] for start, n in parts]).cpu()
         return Outputs(
-            clients=tuple(a.problem.names[c] for c in clients),
-            counts=counts,
-            handed=tuple(handed),
-            models={name: torch.cat([own for own in parts if len(own)]) for name, parts in kept.items()},
+            clients=tuple(a.problem.names[c] for c in self.clients),
+            counts=samples.counts,
+            handed=tuple(self.handed),
+            models={name: torch.cat([own for own in parts if len(own)]) for name, parts in self.answers.items()},
             targets=y.float() if y.is_floating_point() else y,
             kind=task.kind,
             target_mean=task.units[0],
             target_scale=task.units[1],
             class_names=task.class_names,
-            rows=torch.cat(rows).long() if len(rows) == len(clients) else None,
+            rows=torch.cat(rows).long() if len(rows) == len(self.clients) else None,
         )
 
 

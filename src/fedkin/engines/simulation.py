@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from .. import machine, streams
+from .. import machine, storage, streams
 from ..assembly import Assembly
-from ..cohort import Cohort, Model, Predictor
+from ..cohort import Cohort, Model
 from ..errors import FedkinError
 from ..federation import Problem
 from ..method import Method
@@ -20,11 +22,10 @@ from ..optimisers import Optimiser
 from ..runs import Checkpoint, Writer
 from ..state import Memory, Message, State, Upload
 from ..summary import summarise
+from . import room
 from .participation import Attendance
-from .scores import Scores
-
-SMALL = 1 << 21
-"""Weights of all clients together up to which one CPU thread is faster than two (measured: the digits' MLP)."""
+from .room import OutOfMemory, Room
+from .scores import HandOut, Scores
 
 
 class Interrupted(Exception):
@@ -60,13 +61,30 @@ class Request:
     round: int
 
     def answer(self) -> Reply:
-        return self.method.train(self.cohort, self.message, self.memory, self.round)
+        return within_memory(lambda: self.method.train(self.cohort, self.message, self.memory, self.round))
 
 
-Reply = tuple[Upload, Memory]
+@dataclass(frozen=True)
+class RanOut:
+    """There was not memory enough for a training: the allocator's words. Nothing has changed by it."""
+
+    said: str
+
+
+Reply = tuple[Upload, Memory] | RanOut
 T = TypeVar("T")
 Requests = Generator[Request, Reply, T]
 """What trains: it yields requests, is sent their replies, and returns a T. Who answers may answer several at once."""
+
+
+def within_memory(compute: Callable[[], T]) -> T | RanOut:
+    """The result; or, where memory runs out, that it did. Not as an exception, which would hold on to what was made."""
+    try:
+        return compute()
+    except Exception as error:
+        if not machine.ran_out(error):
+            raise
+        return RanOut(str(error).partition("\n")[0])
 
 
 def advance(rounds: Requests[None], reply: Reply | None = None) -> Request | None:
@@ -75,6 +93,24 @@ def advance(rounds: Requests[None], reply: Reply | None = None) -> Request | Non
         return next(rounds) if reply is None else rounds.send(reply)
     except StopIteration:
         return None
+
+
+@dataclass(frozen=True, repr=False)
+class Mail:
+    """A download, and for each client that it was sent to the row of it."""
+
+    message: Message
+    rows: dict[int, int]
+    device: torch.device
+
+    def to(self, clients: list[int]) -> Message:
+        """What some of them got: a copy, as a method may write into it."""
+        rows = torch.tensor([self.rows[c] for c in clients], device=self.device)
+        return self.message.take(rows).for_clients(len(clients))
+
+    @property
+    def bytes(self) -> int:
+        return len(self.rows) * self.message.bytes_per_client()
 
 
 class Simulation:
@@ -97,6 +133,12 @@ class Simulation:
         """Runs that share the time of this process."""
         self.held: dict[int, Memory] = {}
         """Memories as of the last upload that arrived, of clients whose latest upload was lost."""
+        self.trained_from: dict[int, Memory] = {}
+        """Memories before this round's training, of clients whose upload will be lost."""
+        self.room = Room(self.config.chunk, "as configured") if self.config.chunk else None
+        """How many clients are trained at a time; None until the first training shows what one takes."""
+        self.peak = machine.Watermark(assembly.device)
+        self.shelf = storage.shelf_for(self.config.weights, writer.path, assembly.device)
 
     # ---- a run ----
 
@@ -106,24 +148,22 @@ class Simulation:
             rounds = self.rounds(checkpoint)
             request = advance(rounds)
             while request is not None:
-                request = advance(rounds, request.answer())
+                reply, request = request.answer(), None  # no longer held: it has copies of rows
+                request = advance(rounds, reply)
 
     @property
     def threads(self) -> int:
-        return self.config.threads or self._threads_that_pay()
-
-    def _threads_that_pay(self) -> int:
-        """One for small models: sharing them among threads costs more than it brings, on a busy machine far more."""
-        numbers = len(self.problem) * self.problem.layout.size
-        return 1 if numbers < SMALL else torch.get_num_threads()
+        return room.threads(self.a)[0]
 
     def rounds(self, checkpoint: Checkpoint | None = None) -> Requests[None]:
         """The run, told what each training came to."""
         everyone = list(range(len(self.problem)))
+        threads = room.threads(self.a)
         if checkpoint is None:
             begin = streams.rng(self.seed, 0)
-            self.server = self.method.begin(self.problem, begin)
-            self.memory = self._enlisted(self.problem, torch.tensor(everyone, device=self.a.device))
+            clients = torch.tensor(everyone, device=self.a.device)
+            self.server = self._at_the_server(lambda: self.method.begin(self.problem, begin))
+            self.memory = self._at_the_server(lambda: self._enlisted(self.problem, clients))
             first = 1 - self.method.uncounted
         else:
             self._restore(checkpoint)
@@ -136,40 +176,58 @@ class Simulation:
                 raise Interrupted(f"Stopped after round {round} of {self.config.rounds}; everything is saved.")
         closing = self._closing(self.config.rounds + 1)
         novel = (yield from self._newcomers()) if self.a.problem.known < len(self.a.problem) else None
-        self.writer.summary(summarise(self.writer.path, self.a, closing, novel, machine.peak_bytes(self.a.device)))
+        how = self._how(threads)
+        self.writer.summary(summarise(self.writer.path, self.a, closing, novel, self.peak.bytes(), how))
+
+    def _how(self, threads: tuple[int, str]) -> dict[str, Any]:
+        """How clients were run, for the summary: each choice with its reason."""
+        at_once = self.room or Room(len(self.a.problem), "nobody has trained")
+        return {
+            "way": self.a.execution.name,
+            "reason": self.a.reason,
+            "clients_at_once": min(at_once.clients, len(self.a.problem)),
+            "clients_at_once_reason": at_once.reason,
+            "threads": threads[0],
+            "threads_reason": threads[1],
+        }
 
     def _round(self, round: int) -> Requests[None]:
-        started, self.idle = time.perf_counter(), 0.0
+        started, self.idle, peak = time.perf_counter(), 0.0, machine.Watermark(self.a.device)
         reached = self.attendance.reached(round)
         clients = self.attendance.sampled(reached, round)
-        rng = streams.rng(self.seed, round)
+        lost = {c for c in clients if self.attendance.loses(c, round)}
         xi = self.server.xi.clone() if "xi" in self.server else None
-        message = self._download(self.problem, reached, round)
+        mail = self._mail(reached, round)
         upload, loss, good = State(), None, list[bool]()
         if clients:
-            upload, loss, good = yield from self._train(clients, message.take(_places(clients, reached)), round)
+            upload, loss, good = yield from self._train(clients, mail, round, lost=lost)
         diverged = [c for c, fine in zip(clients, good, strict=True) if not fine]
         if round >= 1:
             scored = reached if self.config.participation.score == "all" else clients
             if self.scores.test:  # before the first scores there is nothing to carry forward
                 scored = [c for c in scored if c not in diverged]
-            self._score(scored, message.take(_places(scored, reached)), round)
-        arrived = [i for i, c in enumerate(clients) if good[i] and not (upload and self.attendance.loses(c, round))]
+            self._score(scored, mail, round)
+        bytes_down, bytes_up = mail.bytes, len(clients) * upload.bytes_per_client()
+        del mail  # dead once `update` starts, and as large as all weights
+        arrived = [i for i, c in enumerate(clients) if good[i] and not (upload and c in lost)]
         self._acknowledge(clients, arrived)
         if arrived and upload:
-            chosen = torch.tensor(arrived, device=self.a.device)
-            numbers = torch.tensor(clients, device=self.a.device)[chosen]
-            self.server = self.method.update(self.problem, self.server, numbers, upload.take(chosen), round, rng)
+            numbers = torch.tensor([clients[i] for i in arrived], device=self.a.device)
+            if len(arrived) < len(clients):
+                with self._shelved():
+                    upload = upload.take(torch.tensor(arrived, device=self.a.device))
+            self._update(numbers, upload, round)
         if round >= 1:
             self._record(
                 round,
                 xi,
                 seconds=time.perf_counter() - started - self.idle,
-                bytes_down=len(reached) * message.bytes_per_client(),
-                bytes_up=len(clients) * upload.bytes_per_client(),
+                bytes_down=bytes_down,
+                bytes_up=bytes_up,
                 participants=[self.problem.names[c] for c in clients],
                 train_loss=loss,
                 diverged=[self.problem.names[c] for c in diverged],
+                **({"peak_bytes": peak.bytes()} if self.a.device.type == "cuda" else {}),
             )
 
     # ---- the parts of a round ----
@@ -182,52 +240,142 @@ class Simulation:
             memory = memory.replace(**{f"optimiser.{n}": t for n, t in kept.items()})
         return memory
 
+    def _mail(self, clients: list[int], round: int) -> Mail:
+        message = self._download(self.problem, clients, round)
+        return Mail(message, {client: row for row, client in enumerate(clients)}, self.a.device)
+
     def _download(self, problem: Problem, clients: list[int], round: int) -> Message:
         numbers = torch.tensor(clients, device=self.a.device)
-        message = self.method.download(problem, self.server, numbers, round, streams.rng(self.seed, round))
+        rng = streams.rng(self.seed, round)
+        message = self._at_the_server(lambda: self.method.download(problem, self.server, numbers, round, rng))
         self._check_rows(message, len(clients), "download")
         return message
 
-    def _train(
-        self, clients: list[int], message: Message, round: int, epochs: int = 1
-    ) -> Requests[tuple[Upload, float | None, list[bool]]]:
-        """Local training of these clients, in chunks; what is not finite is refused, and the memory stays.
+    def _update(self, clients: Tensor, upload: Upload, round: int) -> None:
+        rng = streams.rng(self.seed, round)
+        self.server = self._at_the_server(
+            lambda: self.method.update(self.problem, self.server, clients, upload, round, rng)
+        )
 
-        `epochs` multiplies the usual number (newcomers).
+    def _shelved(self) -> AbstractContextManager[object]:
+        """Inside, what is made of all clients' rows lies where they are kept."""
+        return self.shelf or nullcontext()
+
+    def _at_the_server(self, compute: Callable[[], State]) -> State:
+        with self._shelved():
+            state = within_memory(compute)
+        if isinstance(state, RanOut):
+            on_disk = "weights = 'disk', " if self.a.device.type == "cpu" and self.shelf is None else ""
+            raise OutOfMemory(
+                f"Memory ran out for the weights of all {len(self.problem)} clients ({state.said}). Take {on_disk}"
+                f"fewer clients, a smaller model, a precision that needs less (now {self.config.precision!r}), or a "
+                f"device with more memory (now {self.a.device.type!r})."
+            )
+        return state
+
+    def _train(
+        self, clients: list[int], mail: Mail, round: int, *, epochs: int = 1, lost: set[int] | None = None
+    ) -> Requests[tuple[Upload, float | None, list[bool]]]:
+        """Local training of these clients, as many at a time as memory allows; what is not finite is refused, and the
+        memory stays. What clients remember changes as they come to an end, a chunk at a time.
+
+        `epochs` multiplies the usual number (newcomers). Of clients whose upload will be lost, the memory that they
+        trained from is kept.
         """
-        parts: list[tuple[Upload, Memory]] = []
-        losses = []
-        before = self.memory.take(torch.tensor(clients, device=self.a.device))
+        self.trained_from = {}
+        upload, losses, good = State(), list[Tensor](), list[bool]()
+        while len(good) < len(clients):
+            chunk = self._next(clients, len(good), mail, round)
+            request = self._request(chunk, mail, round, epochs)
+            reply = yield request
+            if isinstance(reply, RanOut):
+                del request
+                self._fewer(chunk, reply)
+                continue
+            sent, memory = reply[0], _with_optimiser(reply[1], request.cohort.carried)
+            self._check_rows(sent, len(chunk), "train (upload)")
+            self._check_rows(memory, len(chunk), "train (memory)")
+            mean = request.cohort.mean_loss()
+            loss = torch.zeros(len(chunk)) if mean is None else mean.cpu()
+            fine = (sent.finite(len(chunk)) & memory.finite(len(chunk)) & torch.isfinite(loss)).tolist()
+            if len(chunk) == len(clients):
+                upload = sent
+            else:
+                with self._shelved():
+                    upload = upload or sent.room_for(len(clients))
+                upload.put(slice(len(good), len(good) + len(chunk)), sent)
+            self._remember(chunk, fine, memory, lost or set())
+            losses.append(loss)
+            good += fine
+            del request, reply, sent, memory  # not to be held while the next ones train
+        for client, finite in zip(clients, good, strict=True):
+            if not finite:
+                self._diverged(client, round)
+        kept = torch.cat(losses)[good]
+        return upload, float(kept.mean()) if len(kept) else None, good
+
+    def _request(self, clients: list[int], mail: Mail, round: int, epochs: int = 1) -> Request:
+        """The training of these clients, on copies of what they got and of what they remember."""
+        cohort = self.a.cohort.take(clients)
+        if epochs > 1:
+            more = {"epochs": cohort.local.epochs * epochs, "steps": cohort.local.steps * epochs}
+            cohort.local = cohort.local.model_copy(update=more)
+        memory = self.memory.take(torch.tensor(clients, device=self.a.device))
         for i, client in enumerate(clients):
             if client in self.held:  # its last upload was lost: it starts where the server left it
-                before.put(torch.tensor([i], device=self.a.device), self.held[client])
-        for chunk in self._chunks(range(len(clients))):
-            places = torch.tensor(chunk, device=self.a.device)
-            cohort = self.a.cohort.take([clients[i] for i in chunk])
-            if epochs > 1:
-                more = {"epochs": cohort.local.epochs * epochs, "steps": cohort.local.steps * epochs}
-                cohort.local = cohort.local.model_copy(update=more)
-            cohort.carried, own = _without_optimiser(before.take(places))
-            part = message.take(places).for_clients(len(chunk))
-            upload, memory = yield Request(self.method, cohort, part, own, round)
-            memory = _with_optimiser(memory, cohort.carried)
-            self._check_rows(upload, len(chunk), "train (upload)")
-            self._check_rows(memory, len(chunk), "train (memory)")
-            parts.append((upload, memory))
-            loss = cohort.mean_loss()
-            losses.append(torch.zeros(len(chunk)) if loss is None else loss.cpu())
-        upload, memory = State.join([p[0] for p in parts]), State.join([p[1] for p in parts])
-        loss_of = torch.cat(losses)
-        good = (upload.finite(len(clients)) & memory.finite(len(clients)) & torch.isfinite(loss_of)).tolist()
-        for client, fine in zip(clients, good, strict=True):
-            if not fine:
-                self._diverged(client, round)
-        self.trained_from = before
-        kept = [i for i, g in enumerate(good) if g]
-        if not kept:
-            return upload, None, good
-        self.memory.put(torch.tensor([clients[i] for i in kept], device=self.a.device), memory.take(torch.tensor(kept)))
-        return upload, float(loss_of[kept].mean()), good
+                memory.put(slice(i, i + 1), self.held[client])
+        cohort.carried, own = _without_optimiser(memory)
+        return Request(self.method, cohort, mail.to(clients), own, round)
+
+    def _remember(self, clients: list[int], fine: list[bool], memory: Memory, lost: set[int]) -> None:
+        """Lets clients remember what their training left them with, if that is finite."""
+        for client in lost.intersection(clients) - self.held.keys():
+            self.trained_from[client] = self.memory.take(torch.tensor([client], device=self.a.device))
+        kept = [i for i, good in enumerate(fine) if good]
+        if kept:
+            numbers = torch.tensor([clients[i] for i in kept], device=self.a.device)
+            own = memory if len(kept) == len(clients) else memory.take(torch.tensor(kept, device=self.a.device))
+            self.memory.put(numbers, own)
+
+    # ---- how many at a time ----
+
+    def _next(self, clients: list[int], done: int, mail: Mail, round: int) -> list[int]:
+        """The clients to train next, of those that are left."""
+        left = clients[done:]
+        if self.room is None and len(clients) > 1:
+            self.room = self._room(clients, mail, round)
+            if self.room.short and self.room.clients < len(clients):
+                self.listener.on_warning(
+                    f"{self.room.clients} of {len(clients)} clients train at a time: {self.room.reason}."
+                )
+        return left if self.room is None else self.room.first(left)
+
+    def _room(self, clients: list[int], mail: Mail, round: int) -> Room:
+        """How many of these train at a time, decided before the first training of a run."""
+        if room.plenty(self.a, len(clients) * self.beside):
+            return Room(len(self.a.problem), "memory is plenty")
+
+        def one_step(count: int) -> Upload:
+            request = self._request(clients[:count], mail, round)
+            request.cohort.local = request.cohort.local.model_copy(update={"steps": 1})
+            return request.method.train(request.cohort, request.message, request.memory, round)[0]
+
+        return room.measured(self.a, len(clients), one_step, self.beside)
+
+    def _fewer(self, clients: list[int], reply: RanOut) -> None:
+        """Half as many from here on; nothing has changed, so these train again from where they stood."""
+        machine.tidy(self.a.device)
+        if len(clients) == 1:
+            raise OutOfMemory(
+                f"Memory ran out while client {self.a.problem.names[clients[0]]!r} was alone in it ({reply.said}). "
+                f"Take a smaller local.batch_size (now {self.config.local.batch_size}), a smaller model, a precision "
+                f"that needs less (now {self.config.precision!r}), or a device with more memory (now "
+                f"{self.a.device.type!r})."
+            )
+        self.room = room.half_of(len(clients))
+        self.listener.on_warning(
+            f"Memory ran out with {len(clients)} clients at a time; from here on there are {self.room.clients}."
+        )
 
     def _diverged(self, client: int, round: int) -> None:
         name = self.a.problem.names[client]
@@ -244,32 +392,39 @@ class Simulation:
         for i, client in enumerate(clients):
             if i in arrived:
                 self.held.pop(client, None)
-            elif client not in self.held:
-                self.held[client] = self.trained_from.take(torch.tensor([i], device=self.a.device))
+            elif client not in self.held:  # it was lost, or it diverged and remembers what it did before
+                own = torch.tensor([client], device=self.a.device)
+                self.held[client] = self.trained_from[client] if client in self.trained_from else self.memory.take(own)
 
-    def _score(self, clients: list[int], message: Message, round: int) -> dict[str, Model]:
-        """Scores every model the method owns; returns the models of these clients."""
-        parts: list[dict[str, Model]] = []
-        for chunk in self._chunks(range(len(clients))):
-            numbers = [clients[i] for i in chunk]
-            own = _without_optimiser(self.memory.take(torch.tensor(numbers, device=self.a.device)))[1]
-            part = message.take(torch.tensor(chunk, device=self.a.device)).for_clients(len(chunk))
-            models = self.method.models(self.a.cohort.take(numbers), part, own, round)
-            for name, model in models.items():
-                self._check_model(name, model, len(chunk))
-                self.scores.add(name, numbers, model)
-            parts.append(models)
-        return _joined(parts)
+    def _score(self, clients: list[int], mail: Mail, round: int, hand_out: HandOut | None = None) -> list[str]:
+        """Scores every model the method owns, as many clients at a time as train together, and hands them out if that
+        is due; returns the models' names."""
+        names: list[str] = []
+        left = clients
+        while left:
+            chunk = (self.room or room.reckoned(self.a)).first(left)
+            models = within_memory(partial(self._scored, chunk, mail, round))
+            if isinstance(models, RanOut):
+                self._fewer(chunk, models)
+                continue
+            if hand_out is not None:
+                hand_out.add(chunk, models)
+            names, left = list(models), left[len(chunk) :]
+            del models
+        return names
 
-    def _chunks(self, numbers: Sequence[int]) -> Iterator[list[int]]:
-        size = self.config.chunk or self._clients_at_once()
-        for at in range(0, len(numbers), size):
-            yield list(numbers[at : at + size])
+    def _scored(self, clients: list[int], mail: Mail, round: int) -> dict[str, Model]:
+        models = self._models(clients, mail, round)
+        self.scores.add(clients, models)
+        return models
 
-    def _clients_at_once(self) -> int:
-        """As many clients as training needs half of the free memory for: about twelve rows of weights each."""
-        row = 12 * self.problem.layout.size * self.problem.initial.element_size()
-        return max(1, machine.free_bytes(self.a.device) // 2 // max(1, row))
+    def _models(self, clients: list[int], mail: Mail, round: int) -> dict[str, Model]:
+        """Every model the method owns, of these clients."""
+        own = _without_optimiser(self.memory.take(torch.tensor(clients, device=self.a.device)))[1]
+        models = self.method.models(self.a.cohort.take(clients), mail.to(clients), own, round)
+        for name, model in models.items():
+            self._check_model(name, model, len(clients))
+        return models
 
     # ---- what is written ----
 
@@ -294,19 +449,20 @@ class Simulation:
         if better and self.best and self.best[0] % every:
             self.writer.forget_collaboration(self.best[0])
 
-    def _closing(self, round: int) -> dict[str, Model]:
-        """A download without training: scores the final aggregate and saves the model each client should use."""
+    def _closing(self, round: int) -> list[str]:
+        """A download without training: scores the final aggregate and saves the model each client should use; returns
+        the models' names."""
         started = time.perf_counter()
         everyone = list(range(len(self.problem)))
-        message = self._download(self.problem, everyone, round)
-        models = self._score(everyone, message, round)
+        mail = self._mail(everyone, round)
+        hand_out = HandOut(self.scores, self.writer)
+        names = self._score(everyone, mail, round, hand_out)
         xi = self.server.xi if "xi" in self.server else None
-        facts = {"bytes_down": len(everyone) * message.bytes_per_client(), "bytes_up": 0, "participants": []}
-        self._record(
-            round, xi, seconds=time.perf_counter() - started, **facts, train_loss=None, diverged=[], final=True
-        )
-        self.scores.hand_out(self.writer, everyone, models)
-        return models
+        facts = {"bytes_down": mail.bytes, "bytes_up": 0, "participants": []}
+        seconds = time.perf_counter() - started - hand_out.seconds
+        self._record(round, xi, seconds=seconds, **facts, train_loss=None, diverged=[], final=True)
+        hand_out.end()
+        return names
 
     # ---- newcomers ----
 
@@ -319,29 +475,26 @@ class Simulation:
         newcomers = list(range(known, len(self.problem)))
         numbers = torch.tensor(newcomers, device=self.a.device)
         begin = streams.rng(self.seed, 0)  # what is drawn for a newcomer is what it would have had from the beginning
-        self.server = self.method.welcome(self.problem, self.server, begin)
-        own = self._enlisted(self.problem, numbers)
-        self.memory = State.join([self.memory, own])
+        with self._shelved():
+            self.server = self.method.welcome(self.problem, self.server, begin)
+            own = self._enlisted(self.problem, numbers)
+            self.memory = State.join([self.memory, own])
         first = self.config.rounds + 2
         exchanges = min(self.method.newcomer_rounds, self.config.participation.novel_exchanges)
         for round in range(first, first + exchanges):
-            message = self._download(self.problem, newcomers, round)
-            upload, _, good = yield from self._train(newcomers, message, round)
+            mail = self._mail(newcomers, round)
+            upload, _, good = yield from self._train(newcomers, mail, round)
             arrived = torch.tensor([i for i, g in enumerate(good) if g], dtype=torch.int64, device=self.a.device)
             if len(arrived):
-                self._score([newcomers[i] for i in arrived.tolist()], message.take(arrived), round)
-                rng = streams.rng(self.seed, round)
-                self.server = self.method.update(
-                    self.problem, self.server, numbers[arrived], upload.take(arrived), round, rng
-                )
+                self._score([newcomers[i] for i in arrived.tolist()], mail, round)
+                self._update(numbers[arrived], upload.take(arrived), round)
             self._record_novel(round, known)
         last = first + exchanges
-        message = self._download(self.problem, newcomers, last)
+        mail = self._mail(newcomers, last)
         epochs = 1 + self.config.participation.novel_exchanges - exchanges
-        yield from self._train(newcomers, message, last, epochs)
-        models = self._score(newcomers, message, last)
+        yield from self._train(newcomers, mail, last, epochs=epochs)
+        self._score(newcomers, mail, last, HandOut(self.scores, self.writer))
         record = self._record_novel(last, known)
-        self.scores.hand_out(self.writer, newcomers, models)
         return {"clients": list(self.problem.names[known:]), "models": record["models"]}
 
     def _record_novel(self, round: int, known: int) -> dict[str, Any]:
@@ -369,6 +522,7 @@ class Simulation:
         best = State()
         if self.best:
             best = State({"best": torch.tensor(self.best, dtype=torch.float64)})
+        at_once = State({"clients": torch.tensor(self.room.clients)}) if self.room else State()
         states = {
             "server": self.server,
             "memory": self.memory,
@@ -376,12 +530,13 @@ class Simulation:
             "test": State(**self.scores.test),
             "validation": State(**self.scores.validation),
             "best": best,
+            "at_once": at_once,
         }
         return Checkpoint(round, states)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         states = checkpoint.states
-        self.server, self.memory = states["server"].to(self.a.device), states["memory"].to(self.a.device)
+        self.server, self.memory = self._kept(states["server"]), self._kept(states["memory"])
         self.scores.test, self.scores.validation = dict(states["test"].items()), dict(states["validation"].items())
         held = states["held"]
         if held:
@@ -391,6 +546,13 @@ class Simulation:
         if states["best"]:
             at, score = states["best"].best.tolist()
             self.best = (int(at), score)
+        if states.get("at_once"):  # not decided again, so that the run goes on bit for bit
+            self.room = Room(int(states["at_once"].clients), "as before it was resumed")
+
+    def _kept(self, state: State) -> State:
+        """A copy of what lies in a checkpoint: where a tensor begins in a file, torch may round its numbers otherwise
+        than where it was made."""
+        return self.shelf.keep(state) if self.shelf is not None else state.to(self.a.device, copy=True)
 
     # ---- a method's contract ----
 
@@ -409,23 +571,6 @@ class Simulation:
                 f"Method {self.config.method!r}: model {name!r} has shape {tuple(model.shape)}; it should be "
                 f"({count}, {size}): a row of weights for each client."
             )
-
-
-def _places(clients: list[int], among: list[int]) -> Tensor:
-    at = {c: i for i, c in enumerate(among)}
-    return torch.tensor([at[c] for c in clients], dtype=torch.int64)
-
-
-def _joined(parts: list[dict[str, Model]]) -> dict[str, Model]:
-    if not parts:
-        return {}
-    joined: dict[str, Model] = {}
-    for name, first in parts[0].items():
-        if isinstance(first, Predictor):
-            joined[name] = replace(first, rows=State.join([p[name].rows for p in parts]))  # type: ignore[union-attr]
-        else:
-            joined[name] = torch.cat([p[name] for p in parts]) if len(parts) > 1 else first  # type: ignore[misc]
-    return joined
 
 
 def _without_optimiser(memory: Memory) -> tuple[State | None, Memory]:

@@ -25,9 +25,9 @@ class HeurFedAMP(FedAMP):
             raise ValueError("HeurFedAMP looks at cosines: theory mode and functions of the distance are FedAMP's.")
         super().check(problem, local)
 
-    def logits(self, problem: Problem, W: Tensor) -> Tensor:
+    def logits(self, problem: Problem, W: Tensor, among: Tensor | None) -> Tensor:
         origin = problem.initial[: problem.layout.parameters] if self.similarity == "updates" else None
-        distances = co.cosine_distances(*self.looked_at(problem, W), origin)
+        distances = co.cosine_distances(*self.looked_at(problem, W), origin, among)
         return co.cosine_logits(distances, None if self.sigma == "auto" else self.sigma)
 
     @classmethod
