@@ -54,6 +54,13 @@ class Execution(Protocol):
     name: str
     layout: Layout
 
+    @property
+    def trouble(self) -> str | None:
+        """What is slower than it might be, and why; a sentence."""
+
+    def forget(self) -> None:
+        """Gives back the memory that is kept from call to call."""
+
     def grad(self, W: Tensor, batch: Batch, out: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Of the first k rows of W (·, D): gradients (k, d), losses (k,), what the pass left in buffers (k, D - d).
 
@@ -94,6 +101,7 @@ class Mixture(nn.Module):
 
 class _Executor:
     pads = False
+    trouble: str | None = None
 
     def __init__(self, module: nn.Module, layout: Layout, loss: Loss, device: torch.device) -> None:
         self.layout = layout
@@ -111,6 +119,9 @@ class _Executor:
 
     def finished(self, rows: Tensor) -> Tensor:
         return rows
+
+    def forget(self) -> None:
+        pass
 
     def _evaluate(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(self.evaluating, {**tensors, **self.counters}, (x,))  # type: ignore[no-any-return]
@@ -211,6 +222,14 @@ class Stacked(_Executor):
 
     def workspace(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         return super().workspace(rows) if self.player is None else self.player.workspace(rows)
+
+    @property
+    def trouble(self) -> str | None:  # type: ignore[override]
+        return None if self.player is None else self.player.trouble
+
+    def forget(self) -> None:
+        if self.player is not None:
+            self.player.forget()
 
     def finished(self, rows: Tensor) -> Tensor:
         return rows if self.player is None else rows.clone()  # the next round is trained in the same memory

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from . import machine
+
 Step = Callable[[Tensor, Tensor, Tensor, Tensor | None, Tensor], tuple[Tensor, Tensor, Tensor | None]]
 """(W (k, D), x (k, b, ...), y, weights of samples, G (k, d) to write into) -> G, losses, what is left in buffers."""
 
@@ -49,6 +51,12 @@ class Player:
         self.pool: Any = None
         self.trouble: str | None = None
         """Why nothing is recorded, if that was tried and failed."""
+
+    def forget(self) -> None:
+        """Gives back all memory; what was recorded would be recorded anew."""
+        self.recordings.clear()
+        self.places.clear()
+        self.pool = None
 
     def workspace(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """A copy of rows (m, D) to train on, and memory (m, d) for their gradients: the same memory in every round."""
@@ -104,6 +112,8 @@ class Player:
             with torch.cuda.graph(graph, pool=self.pool):
                 _, losses, left = self.step(W, fixed[0], fixed[1], fixed[2] if len(fixed) > 2 else None, G)
         except RuntimeError as error:
+            if machine.ran_out(error):
+                raise
             reason = (str(error).strip().splitlines() or ["no reason given"])[0]
             self.trouble = f"The GPU's work could not be recorded as a graph ({reason}); it is started step by step."
             self.recordings.clear()

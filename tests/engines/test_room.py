@@ -347,6 +347,7 @@ def test_the_numbers_and_their_reasons_are_in_the_summary(tmp_path: Path) -> Non
     assert how == {
         "way": "stacked",
         "reason": "as configured",
+        "trouble": None,
         "clients_at_once": 8,
         "clients_at_once_reason": "memory is plenty",
         "threads": 1,

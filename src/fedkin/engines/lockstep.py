@@ -107,6 +107,7 @@ def _answers(requests: list[Request], apart: set[type[Method]], pool: Pool) -> l
         else:
             if not isinstance(replies, RanOut):
                 return replies
+            requests[0].cohort.execution.forget()
             machine.tidy(requests[0].cohort.train.x.device)
             pool.runs = half = len(requests) // 2
             return _answers(requests[:half], apart, pool) + _answers(requests[half:], apart, pool)

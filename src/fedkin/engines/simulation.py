@@ -135,6 +135,8 @@ class Simulation:
         """Memories as of the last upload that arrived, of clients whose latest upload was lost."""
         self.trained_from: dict[int, Memory] = {}
         """Memories before this round's training, of clients whose upload will be lost."""
+        self.trouble: str | None = None
+        """Of the execution, as it was told."""
         self.room = Room(self.config.chunk, "as configured") if self.config.chunk else None
         """How many clients are trained at a time; None until the first training shows what one takes."""
         self.peak = machine.Watermark(assembly.device)
@@ -185,6 +187,7 @@ class Simulation:
         return {
             "way": self.a.execution.name,
             "reason": self.a.reason,
+            "trouble": self.a.execution.trouble,
             "clients_at_once": min(at_once.clients, len(self.a.problem)),
             "clients_at_once_reason": at_once.reason,
             "threads": threads[0],
@@ -308,6 +311,7 @@ class Simulation:
             losses.append(loss)
             good += fine
             del request, reply, sent, memory  # not to be held while the next ones train
+        self._tell_trouble()
         for client, finite in zip(clients, good, strict=True):
             if not finite:
                 self._diverged(client, round)
@@ -364,6 +368,7 @@ class Simulation:
 
     def _fewer(self, clients: list[int], reply: RanOut) -> None:
         """Half as many from here on; nothing has changed, so these train again from where they stood."""
+        self.a.execution.forget()
         machine.tidy(self.a.device)
         if len(clients) == 1:
             raise OutOfMemory(
@@ -376,6 +381,12 @@ class Simulation:
         self.listener.on_warning(
             f"Memory ran out with {len(clients)} clients at a time; from here on there are {self.room.clients}."
         )
+
+    def _tell_trouble(self) -> None:
+        """Once: what the execution cannot do as fast as it might."""
+        if self.trouble != self.a.execution.trouble:
+            self.trouble = self.a.execution.trouble
+            self.listener.on_warning(str(self.trouble))
 
     def _diverged(self, client: int, round: int) -> None:
         name = self.a.problem.names[client]
