@@ -7,6 +7,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from helpers import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -18,6 +19,7 @@ from fedkin.task import (
     METRICS,
     Task,
     class_weights,
+    cross_entropy,
     loss_named,
     metric_named,
     metrics_for,
@@ -365,3 +367,29 @@ def test_balanced_weights_give_every_class_present_the_same_say(labels: list[int
     )
     assert not weights[~present].any()
     assert weights[y].sum().item() == pytest.approx(len(labels), rel=1e-12)
+
+
+@pytest.mark.skipif(DEVICE.type != "cpu", reason="a GPU has no need of it")
+@pytest.mark.parametrize("classes", [2, 5, 7, 10, 15, 20])
+@pytest.mark.parametrize("count", [8192, 8191, 4099])
+def test_cross_entropy_of_few_classes_has_torchs_bits(count: int, classes: int) -> None:
+    source = torch.Generator().manual_seed(count + classes)
+    outputs = (3 * torch.randn(count, classes, generator=source)).requires_grad_()
+    targets = torch.randint(classes, (count,), generator=source)
+    slopes = torch.randn(count, generator=source)
+    own, torchs = cross_entropy(outputs, targets), F.cross_entropy(outputs, targets, reduction="none")
+    assert torch.equal(own, torchs)
+    assert torch.equal(*(torch.autograd.grad(losses, outputs, slopes)[0] for losses in (own, torchs)))
+
+
+def test_cross_entropy_of_few_classes_can_be_derived_twice() -> None:
+    source = torch.Generator().manual_seed(1)
+    outputs = torch.randn(4096, 3, generator=source).requires_grad_()
+    targets = torch.randint(3, (4096,), generator=source)
+
+    def curvature(losses: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(losses.sum(), outputs, create_graph=True)
+        return torch.autograd.grad(slope.square().sum(), outputs)[0]
+
+    torchs = F.cross_entropy(outputs, targets, reduction="none")
+    torch.testing.assert_close(curvature(cross_entropy(outputs, targets)), curvature(torchs))

@@ -7,6 +7,7 @@ results.report()
 
 __version__ = "0.1.0"
 
+from . import _spinning  # before torch is loaded
 from .api import Results, compare, resume, run
 from .cohort import Cohort, Predictor
 from .data import load
@@ -21,6 +22,7 @@ from .state import State
 from .task import Task
 from .tuning import Tuned, tune
 
+assert _spinning
 __all__ = [
     "Client",
     "Cohort",

@@ -143,7 +143,7 @@ class Config(_Strict):
         Literal["memory", "disk"],
         Field(description="where all clients' weights are kept; disk: in mapped files, if they exceed memory"),
     ] = "memory"
-    threads: Annotated[int, Field(ge=0, description="CPU threads; 0: one where models are small, else torch's")] = 0
+    threads: Annotated[int, Field(ge=0, description="CPU threads; 0: few where models are small, else torch's")] = 0
     precision: Annotated[
         Literal["float32", "float32-strict", "bf16", "float64"],
         Field(description="float32: a GPU multiplies in TF32; strict: it does not; bf16: products in bfloat16"),

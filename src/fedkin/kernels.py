@@ -97,6 +97,7 @@ class Linear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
         x, w = ctx.saved_tensors
+        dy = dy.contiguous()  # in another order, products are rounded otherwise
         dx = torch.bmm(dy, w) if ctx.needs_input_grad[0] else None
         db = dy.sum(1, dtype=ctx.kind) if ctx.biased else None
         dw = _product(dy.mT, x, torch.empty_like(w, dtype=ctx.kind) if ctx.sink is None else ctx.sink.take())
@@ -105,12 +106,12 @@ class Linear(torch.autograd.Function):
 
 def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
     """a b, in the precision of `out`: sums of half-precision products are not rounded on the way."""
-    if a.dtype == out.dtype:
+    if a.dtype == out.dtype and (a.is_cuda or out.is_contiguous()):
         return torch.bmm(a, b, out=out)
     if a.is_cuda:
         torch.ops.aten.bmm.dtype_out(a, b, out.dtype, out=out)
         return out
-    return out.copy_(torch.bmm(a, b))
+    return out.copy_(torch.bmm(a, b))  # a CPU would go through rows that lie apart one at a time
 
 
 Pair = tuple[int, int]

@@ -7,6 +7,9 @@ import gc
 import json
 import math
 import multiprocessing
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +21,7 @@ from helpers import BASE, DEVICE, Watched, normed, ready, same, simulate, toy, w
 from torch import Tensor, nn
 
 import fedkin
-from fedkin import machine, terminal
+from fedkin import _spinning, machine, terminal
 from fedkin.api import prepare
 from fedkin.assembly import Assembly
 from fedkin.config import merge
@@ -181,9 +184,10 @@ def test_other_errors_stay_what_they_are(tmp_path: Path) -> None:
         run.run()
 
 
-def test_a_resumed_run_keeps_to_the_number_it_had(tmp_path: Path) -> None:
+def test_a_resumed_run_keeps_to_the_numbers_it_had(tmp_path: Path) -> None:
     run = watched(tmp_path, eight(), method="fedavg", rounds=4)
     Narrow(run.a, most=3)
+    run.threads = 3, "as another machine would have it"
     run.listener.stop = lambda: len(run.lines) == 2
     with pytest.raises(Exception, match="Stopped after round 2"):
         run.run()
@@ -192,6 +196,7 @@ def test_a_resumed_run_keeps_to_the_number_it_had(tmp_path: Path) -> None:
     narrow = Narrow(again.a, most=3)
     again.run(checkpoint)
     assert max(narrow.tried) == 2 and not again.warnings
+    assert again.threads == (3, "as before it was resumed")
 
 
 def test_runs_side_by_side_are_fewer_where_memory_runs_out(tmp_path: Path) -> None:
@@ -503,17 +508,46 @@ def times_the_weights(method: str, path: Path) -> float:
 # ---- threads ----
 
 
-def test_one_thread_for_small_models_and_all_for_large_ones_and_convolutions(monkeypatch: Any) -> None:
+def wide_federation(weights: int) -> Assembly:
+    """Eight clients with so many weights together, or a few more."""
+    assembly = ready(eight(), model={"name": "mlp", "settings": {"hidden": [math.ceil(weights / 64)]}}, method="fedavg")
+    assert weights <= len(assembly.problem) * assembly.problem.layout.size < 1.5 * weights
+    return assembly
+
+
+def test_threads_by_the_number_of_weights_and_all_for_convolutions(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    monkeypatch.setattr(_spinning, "BOUNDED", True)
     small = ready(eight(), method="fedavg")
     assert room.threads(small)[0] == 1
-    hidden = math.ceil(room.SMALL / 8 / 8)
-    large = ready(eight(), model={"name": "mlp", "settings": {"hidden": [hidden]}}, method="fedavg")
-    assert len(large.problem) * large.problem.layout.size >= room.SMALL
-    assert room.threads(large)[0] == 6
+    assert [room.threads(wide_federation(n * room.EACH))[0] for n in (1, 2, 4, 16)] == [1, 2, 4, 6]
     convolutions = images(1, 4, (1, 28, 28), model={"name": "cnn"})
     assert convolutions.problem.layout.size < room.SMALL and room.threads(convolutions)[0] == 6
     assert room.threads(ready(eight(), method="fedavg", threads=3)) == (3, "as configured")
+
+
+def test_threads_that_spin_are_for_large_models_alone(monkeypatch: Any) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
+    monkeypatch.setattr(_spinning, "BOUNDED", False)
+    assert room.threads(wide_federation(4 * room.EACH))[0] == 1
+    assert room.threads(wide_federation(room.SMALL))[0] == 6
+    assert room.threads(images(1, 4, (1, 28, 28), model={"name": "cnn"}))[0] == 6
+
+
+@pytest.mark.parametrize(
+    ("first", "given", "expected"),
+    [
+        ("fedkin", {}, "True 3000"),
+        ("torch", {}, "False None"),
+        ("fedkin", {"GOMP_SPINCOUNT": "7"}, "True 7"),
+        ("fedkin", {"OMP_WAIT_POLICY": "PASSIVE"}, "True None"),
+    ],
+)
+def test_how_long_threads_spin_is_set_before_torch_is_loaded(first: str, given: dict[str, str], expected: str) -> None:
+    script = f"import {first}, os, fedkin; print(fedkin._spinning.BOUNDED, os.environ.get('GOMP_SPINCOUNT'))"
+    plain = {name: value for name, value in os.environ.items() if name not in _spinning.SET}
+    done = subprocess.run([sys.executable, "-c", script], env=plain | given, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == expected
 
 
 def test_a_run_has_the_threads_of_the_rule_and_gives_them_back(tmp_path: Path) -> None:

@@ -85,7 +85,7 @@ def contents(path: Path) -> dict[str, Any]:
             found[name] = [{k: v for k, v in r.items() if k not in INCIDENTAL} for r in records]
         elif name == "summary.json":
             found[name] = {k: v for k, v in json.loads(file.read_text()).items() if k not in INCIDENTAL}
-            for reason in ("reason", "clients_at_once_reason"):  # a resumed run does not decide again
+            for reason in ("reason", "clients_at_once_reason", "threads_reason"):  # a resumed run does not decide again
                 del found[name]["execution"][reason]
         else:
             found[name] = tensors(file) if file.suffix == ".safetensors" else file.read_bytes()

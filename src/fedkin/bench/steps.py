@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,10 +17,9 @@ from .. import api, machine, models
 from ..assembly import Assembly
 from ..cohort import Cohort
 from ..config import ConfigError
-from ..engines.simulation import Simulation
+from ..engines import room
 from ..execution import OneByOne, Stacked
 from ..federation import Client, Federation
-from ..runs import Writer
 from ..task import Task
 from ..weights import Layout
 from .opponents import Fairest, Plain, learn
@@ -171,7 +169,7 @@ class Ways:
     def _ours(self, execution: OneByOne | Stacked, clients: int, steps: int, how: str) -> Way:
         """`Cohort.fit`, as methods call it, with the threads that the engine would take."""
         cohort = replace(self._cohort(clients, steps), execution=execution)
-        threads = Simulation(self.ready, Writer(Path())).threads
+        threads = room.threads(self.ready)[0]
         start = self.ready.problem.initial.expand(clients, -1)
         last = [start]
 
@@ -294,8 +292,8 @@ def _of_step(plan: Plan) -> Sequence[Workload]:
     if plan.size == "tiny":
         return [mlp(3, 4, 8, steps=2), cnn(2, 2, steps=1)]
     if not plan.cuda:
-        more = {"steps": 1, "few_steps": 1}
-        return [mlp(100, steps=20, few_steps=4), cnn(10, **more) if plan.size == "full" else cnn(4, 32, **more)]
+        images = cnn(10, steps=5, few_steps=5) if plan.size == "full" else cnn(4, 32, steps=2)
+        return [mlp(100, steps=20, few_steps=20), images]
     if plan.size == "short":
         return [mlp(100, steps=20), cnn(62, steps=20)]
     stacks: list[Workload] = [mlp(100, steps=20), cnn(62, steps=20)]

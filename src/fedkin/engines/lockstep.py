@@ -60,9 +60,11 @@ def run_together(
                 asked[i] = request
         since[i] = time.perf_counter()
 
-    with machine.threads(max(s.threads for s in simulations)):
-        for i, simulation in enumerate(simulations):
-            simulation.beside = len(simulations)
+    for simulation, checkpoint in zip(simulations, checkpoints, strict=True):
+        simulation.beside = len(simulations)
+        simulation.take_up(checkpoint)
+    with machine.threads(max(s.threads[0] for s in simulations)):
+        for i in range(len(simulations)):
             go_on(i, None, 0.0)
         while asked:
             first = min(asked, key=lambda i: (asked[i].round, i))

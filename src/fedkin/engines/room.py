@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from .. import machine
+from .. import _spinning, machine
 from ..assembly import Assembly
 from ..errors import FedkinError
 from ..execution import CONVOLUTIONS
@@ -106,21 +106,32 @@ def _size(size: float) -> str:
 # ---- threads ----
 
 SMALL = 1 << 21
-"""Weights of all clients together up to which one CPU thread is better than two (measured: the digits' MLP)."""
+"""Weights of all clients together up to which runs are better off side by side, and threads that spin do harm."""
+EACH = 1 << 17
+"""Weights of all clients together that keep one CPU thread busy (measured: the digits' MLP, from 12 to 200 clients)."""
 
 
 def threads(assembly: Assembly) -> tuple[int, str]:
     """CPU threads, and why, in words. By this rule, where the configuration leaves it open:
 
-    1. Models without convolutions whose weights, of all clients together, are fewer than SMALL: one. On two idle cores
-       a second thread makes a round of 10 to 400 of the digits' MLP 1.0 to 1.3 times as fast; where another program
-       keeps one core busy it makes it 1.2 to 2 times as slow, where both are, up to 20 times.
-    2. Otherwise as many as torch would take: a CNN is 1.8 times as fast with two.
+    1. Models with convolutions: as many as torch would take. A CNN is 1.8 times as fast with two.
+    2. Others: as many as torch would take, but no more than one for every EACH weights of all clients together. On two
+       idle cores two make a step of 100 of the digits' MLP 1.2 to 1.5 times as fast, one of 25 not.
+    3. Where torch was loaded before fedkin, its threads may spin while they wait (see `_spinning`), and others that
+       have fewer than SMALL weights take one: with both cores busy, two are up to 20 times as slow.
+
+    Results depend on the number in their last digits: a library may add up in another order. So a resumed run keeps
+    to the number it had, and runs side by side have the one that each has alone.
     """
     if assembly.config.threads:
         return assembly.config.threads, "as configured"
-    numbers = len(assembly.problem) * assembly.problem.layout.size
-    convolves = any(isinstance(layer, CONVOLUTIONS) for layer in assembly.execution.training.modules())
-    if numbers < SMALL and not convolves:
+    numbers, available = len(assembly.problem) * assembly.problem.layout.size, torch.get_num_threads()
+    if any(isinstance(layer, CONVOLUTIONS) for layer in assembly.execution.training.modules()):
+        return available, "all that torch has"
+    if numbers < 2 * EACH:
         return 1, "more would wait for each other with models this small"
-    return torch.get_num_threads(), "all that torch has"
+    if numbers < SMALL and not _spinning.BOUNDED:
+        return 1, "torch was loaded before fedkin, and its threads would be in each other's way on a busy machine"
+    if numbers // EACH < available:
+        return numbers // EACH, f"one for every {EACH:,} weights of all clients together"
+    return available, "all that torch has"

@@ -139,6 +139,8 @@ class Simulation:
         """Of the execution, as it was told."""
         self.room = Room(self.config.chunk, "as configured") if self.config.chunk else None
         """How many clients are trained at a time; None until the first training shows what one takes."""
+        self.threads = room.threads(assembly)
+        """CPU threads, and why."""
         self.peak = machine.Watermark(assembly.device)
         self.shelf = storage.shelf_for(self.config.weights, writer.path, assembly.device)
 
@@ -146,21 +148,24 @@ class Simulation:
 
     def run(self, checkpoint: Checkpoint | None = None) -> None:
         """From the start, or from a checkpoint; ends with a summary on disk."""
-        with machine.threads(self.threads):
+        self.take_up(checkpoint)
+        with machine.threads(self.threads[0]):
             rounds = self.rounds(checkpoint)
             request = advance(rounds)
             while request is not None:
                 reply, request = request.answer(), None  # no longer held: it has copies of rows
                 request = advance(rounds, reply)
 
-    @property
-    def threads(self) -> int:
-        return room.threads(self.a)[0]
+    def take_up(self, checkpoint: Checkpoint | None) -> None:
+        """What a resumed run does not decide again, so that it goes on bit for bit."""
+        if checkpoint is not None and (before := checkpoint.states.get("at_once")):
+            reason = "as before it was resumed"
+            self.room = Room(int(before.clients), reason) if before.clients else None
+            self.threads = int(before.threads), reason
 
     def rounds(self, checkpoint: Checkpoint | None = None) -> Requests[None]:
         """The run, told what each training came to."""
         everyone = list(range(len(self.problem)))
-        threads = room.threads(self.a)
         if checkpoint is None:
             begin = streams.rng(self.seed, 0)
             clients = torch.tensor(everyone, device=self.a.device)
@@ -178,10 +183,10 @@ class Simulation:
                 raise Interrupted(f"Stopped after round {round} of {self.config.rounds}; everything is saved.")
         closing = self._closing(self.config.rounds + 1)
         novel = (yield from self._newcomers()) if self.a.problem.known < len(self.a.problem) else None
-        how = self._how(threads)
+        how = self._how()
         self.writer.summary(summarise(self.writer.path, self.a, closing, novel, self.peak.bytes(), how))
 
-    def _how(self, threads: tuple[int, str]) -> dict[str, Any]:
+    def _how(self) -> dict[str, Any]:
         """How clients were run, for the summary: each choice with its reason."""
         at_once = self.room or Room(len(self.a.problem), "nobody has trained")
         return {
@@ -190,8 +195,8 @@ class Simulation:
             "trouble": self.a.execution.trouble,
             "clients_at_once": min(at_once.clients, len(self.a.problem)),
             "clients_at_once_reason": at_once.reason,
-            "threads": threads[0],
-            "threads_reason": threads[1],
+            "threads": self.threads[0],
+            "threads_reason": self.threads[1],
         }
 
     def _round(self, round: int) -> Requests[None]:
@@ -533,7 +538,7 @@ class Simulation:
         best = State()
         if self.best:
             best = State({"best": torch.tensor(self.best, dtype=torch.float64)})
-        at_once = State({"clients": torch.tensor(self.room.clients)}) if self.room else State()
+        at_once = self.room.clients if self.room else 0
         states = {
             "server": self.server,
             "memory": self.memory,
@@ -541,7 +546,7 @@ class Simulation:
             "test": State(**self.scores.test),
             "validation": State(**self.scores.validation),
             "best": best,
-            "at_once": at_once,
+            "at_once": State({"clients": torch.tensor(at_once), "threads": torch.tensor(self.threads[0])}),
         }
         return Checkpoint(round, states)
 
@@ -557,8 +562,6 @@ class Simulation:
         if states["best"]:
             at, score = states["best"].best.tolist()
             self.best = (int(at), score)
-        if states.get("at_once"):  # not decided again, so that the run goes on bit for bit
-            self.room = Room(int(states["at_once"].clients), "as before it was resumed")
 
     def _kept(self, state: State) -> State:
         """A copy of what lies in a checkpoint: where a tensor begins in a file, torch may round its numbers otherwise
