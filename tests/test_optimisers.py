@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor, nn
 
+from fedkin import optimisers
 from fedkin.optimisers import Local, Optimiser
 
 SGD = [
@@ -96,6 +97,28 @@ def test_each_row_moves_as_torchs_optimiser_moves_one_parameter(local: Local) ->
 def test_single_precision_is_close_to_torchs(local: Local) -> None:
     W = start(3, 7, torch.float32)
     torch.testing.assert_close(by_rows(local, W, [20] * 3), by_torch(local, W, [20] * 3), rtol=1e-4, atol=1e-5)
+
+
+LONG_ROWS = [Local(optimiser="adam", **s) for s in (*ADAM, {"lr": 1e-2, "clip": 0.5})]
+
+
+@pytest.mark.parametrize("local", LONG_ROWS, ids=words)
+def test_long_rows_move_as_torchs_optimiser_moves_them(local: Local) -> None:
+    W, steps = start(3, optimisers.LONG + 5, torch.float32), [6, 4, 1]
+    torch.testing.assert_close(by_rows(local, W, steps), by_torch(local, W, steps), rtol=1e-4, atol=1e-5)
+
+
+def test_a_long_row_has_the_same_bits_alone_with_others_and_with_a_rate_of_its_own() -> None:
+    local, d = Local(optimiser="adam", lr=1e-2), optimisers.LONG
+    W = start(3, d, torch.float32)
+    together = by_rows(local, W, [3, 3, 3])
+    column = torch.tensor([[1e-2], [5e-3], [1e-2]], dtype=torch.float64, device=DEVICE)
+    rows, optimiser = W.clone(), Optimiser(local, W, d)
+    for step in range(3):
+        optimiser.step(rows, gradients(rows, 3, d, step), column)
+    assert torch.equal(rows[0], together[0]) and torch.equal(rows[2], together[2])
+    assert not torch.equal(rows[1], together[1])
+    assert torch.equal(by_rows(local, W[:1], [3])[0], together[0])
 
 
 @every
