@@ -2,8 +2,7 @@
 
 Threads that wait for each other 50 times a step spin, as going to sleep and waking up takes longer than what they wait
 for. By default they spin for milliseconds: where other programs keep the cores busy, each then waits for a thread that
-cannot run because of it. With 100 of the digits' MLP on two cores a step took 3.5 ms on an idle machine and 68 ms on
-one where two other programs were at work; with this bound 3.9 ms and 9 ms. One thread takes 5 and 8 ms.
+cannot run because of it (benchmarks/threads.py measures it).
 """
 
 from __future__ import annotations
@@ -14,8 +13,10 @@ import sys
 SET = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
 """Where a user has set one of these, it stays."""
 
+SPINS = "3000"
+
 BOUNDED = "torch" not in sys.modules
 """Whether threads are known to spin for a short time only."""
 
 if BOUNDED and not any(name in os.environ for name in SET):
-    os.environ["GOMP_SPINCOUNT"] = "3000"
+    os.environ["GOMP_SPINCOUNT"] = SPINS
