@@ -12,6 +12,9 @@ NUMERICAL := $(addprefix tests/,engines methods papers/test_theorems.py papers/t
 	$(wildcard $(patsubst %,tests/test_%.py,attention augment cohort collaboration cuda execution hypernetworks \
 	inference kernels layers optimisers references replay state streams task weights))
 
+# Four processes share the device, where pytest can.
+WORKERS ?= $(shell $(PYTHON) -c 'import xdist; print("-n 4")' 2>/dev/null)
+
 .PHONY: demo test test-slow lint benchmark clean
 .DEFAULT_GOAL := demo
 
@@ -34,7 +37,8 @@ test: lint
 	$(BIN)/python -m pytest -n 2 -m 'not slow'
 else
 test:
-	DEVICE=$(DEVICE) PYTHONPATH="src:tests$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m pytest -m 'not slow' $(NUMERICAL)
+	DEVICE=$(DEVICE) PYTHONPATH="src:tests$${PYTHONPATH:+:$$PYTHONPATH}" $(PYTHON) -m pytest $(WORKERS) -m 'not slow' \
+		$(NUMERICAL)
 endif
 
 test-slow: $(READY)

@@ -121,7 +121,7 @@ def claim(section: str, key: str, form: str, **wanted: Any) -> Callable[[Section
 
 
 def by_precision(section: str, key: str, form: str, **wanted: Any) -> Callable[[Sections], str]:
-    """The value in TF32 and in bf16."""
+    """The value in each precision that was measured."""
 
     def value(sections: Sections) -> str:
         pairs = [(n, one(sections, section, key, form, precision=p, **wanted)) for p, n in NAMES.items()]
@@ -130,7 +130,7 @@ def by_precision(section: str, key: str, form: str, **wanted: Any) -> Callable[[
     return value
 
 
-NAMES = {"tf32": "TF32", "bf16": "bf16"}
+NAMES = {"float32": "float32", "tf32": "TF32", "bf16": "bf16"}
 CIFAR, IMAGENET = "ResNet-18, CIFAR stem", "ResNet-18, ImageNet stem"
 EMNIST = "practical EMNIST, CNN"
 CLAIMS: list[tuple[str, str, Callable[[Sections], str]]] = [

@@ -15,8 +15,8 @@ SET = "GOMP_SPINCOUNT", "OMP_WAIT_POLICY"
 
 SPINS = "3000"
 
-BOUNDED = "torch" not in sys.modules
-"""Whether threads are known to spin for a short time only."""
-
-if BOUNDED and not any(name in os.environ for name in SET):
+if "torch" not in sys.modules and not any(name in os.environ for name in SET):
     os.environ["GOMP_SPINCOUNT"] = SPINS
+
+BOUNDED = any(name in os.environ for name in SET) and os.environ.get("OMP_WAIT_POLICY", "").upper() != "ACTIVE"
+"""Whether threads are known to spin for a short time only, or as long as the user wants."""

@@ -66,8 +66,9 @@ def convolve_back(
     phase_h, phase_w = tl.program_id(2) // STRIDE_W, tl.program_id(2) % STRIDE_W
     # Pixels u = pad + h of the padded input with u % STRIDE = phase, numbered q = u // STRIDE from `low` on.
     low_h, low_w = (pad_h - phase_h + STRIDE_H - 1) // STRIDE_H, (pad_w - phase_w + STRIDE_W - 1) // STRIDE_W
-    count_h = (pad_h + H - 1 - phase_h) // STRIDE_H - low_h + 1
-    count_w = (pad_w + W - 1 - phase_w) // STRIDE_W - low_w + 1
+    # One stride is added before the division: of what is below zero it would round up.
+    count_h = (pad_h + H - 1 - phase_h + STRIDE_H) // STRIDE_H - low_h
+    count_w = (pad_w + W - 1 - phase_w + STRIDE_W) // STRIDE_W - low_w
     M = images * count_h * count_w
     tiles_n = tl.cdiv(C, BN)
     at_m, at_n = tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n
@@ -240,8 +241,8 @@ def scaled(
     ADDED: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """y (k, P, C) = x factor + summand, which are (k, C); ADDED: + other (k, P, C); RELU: if that is above zero."""
-    client = tl.program_id(0).to(tl.int64)
-    c, p = tl.program_id(2) * BC + tl.arange(0, BC), tl.program_id(1) * BP + tl.arange(0, BP)
+    client = tl.program_id(1).to(tl.int64)
+    c, p = tl.program_id(2) * BC + tl.arange(0, BC), tl.program_id(0) * BP + tl.arange(0, BP)
     a = tl.load(factor + client * C + c, mask=c < C, other=0.0)
     b = tl.load(summand + client * C + c, mask=c < C, other=0.0)
     real = (p < P)[:, None] & (c < C)[None, :]
@@ -288,8 +289,8 @@ def scaled_back(
     ADDED: tl.constexpr, RELU: tl.constexpr, BP: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """dx (k, P, C) = dy of_dy + x of_x + summand, which are (k, C), and dother = dy. RELU: where y is above zero."""
-    client = tl.program_id(0).to(tl.int64)
-    c, p = tl.program_id(2) * BC + tl.arange(0, BC), tl.program_id(1) * BP + tl.arange(0, BP)
+    client = tl.program_id(1).to(tl.int64)
+    c, p = tl.program_id(2) * BC + tl.arange(0, BC), tl.program_id(0) * BP + tl.arange(0, BP)
     a = tl.load(of_dy + client * C + c, mask=c < C, other=0.0)
     b = tl.load(of_x + client * C + c, mask=c < C, other=0.0)
     e = tl.load(summand + client * C + c, mask=c < C, other=0.0)

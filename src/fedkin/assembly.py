@@ -144,8 +144,7 @@ def assemble(
     except ValueError as error:
         raise ConfigError(str(error)) from None
     first = parts[0][0][:4].to(device), parts[0][1][:4].to(device)
-    choice: Choice = choose(module, layout, task.loss, *first, wanted=config.execution)
-    choice.execution.products = config.precision
+    choice: Choice = choose(module, layout, task.loss, *first, config.execution, config.precision)
     warnings = _worth_knowing(config, method, everyone)
     if config.execution == "stacked" and not isinstance(choice.execution, Stacked):
         warnings.append(f"Clients cannot be stacked: {choice.reason}. They run one by one.")

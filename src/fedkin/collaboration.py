@@ -235,18 +235,18 @@ def mix(xi: Tensor, W: Tensor, out: Tensor | None = None) -> Tensor:
     weights = xi.to(W.dtype)
     result = W.new_empty(len(xi), W.shape[1]) if out is None else out
     width = _width(W, len(W))
+    in_place = result.untyped_storage().data_ptr() == W.untyped_storage().data_ptr()
     with full_precision():
         if _sparse(weights):
             _mix_few(weights, W, result, width)
-        elif _by_kernel(W) and (len(xi) <= 128 or out is not W):
+        elif _by_kernel(W) and result.stride(1) == 1 and (len(xi) <= 128 or not in_place):
             kernels.mix(xi, W, result)
         else:
-            _mix_all(weights, W, result, width)
+            _mix_all(weights, W, result, width, in_place)
     return result
 
 
-def _mix_all(weights: Tensor, W: Tensor, result: Tensor, width: int) -> None:
-    in_place = result.untyped_storage().data_ptr() == W.untyped_storage().data_ptr()
+def _mix_all(weights: Tensor, W: Tensor, result: Tensor, width: int, in_place: bool) -> None:
     room = W.new_empty(len(weights) * min(width, W.shape[1])) if in_place else None
     for span in _spans(W.shape[1], width):
         target = result[:, span]

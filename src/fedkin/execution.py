@@ -53,6 +53,8 @@ class Execution(Protocol):
 
     name: str
     layout: Layout
+    products: str
+    pads: bool
 
     @property
     def trouble(self) -> str | None:
@@ -142,6 +144,8 @@ class _Executor:
         kind = OneByOne if isinstance(self, OneByOne) else Stacked
         pair = kind(module, Layout.of(module), self.loss, self.device)
         pair.pads, pair.products = self.pads, self.products
+        if isinstance(self, Stacked) and isinstance(pair, Stacked) and self.player is None:
+            pair.player = None
         return pair
 
 
@@ -224,12 +228,18 @@ class Stacked(_Executor):
         return super().workspace(rows) if self.player is None else self.player.workspace(rows)
 
     @property
+    def _players(self) -> list[Player]:
+        """Its own, and that of the mixture if there was one."""
+        each = [self.player, getattr(self.__dict__.get("mixture"), "player", None)]
+        return [player for player in each if player is not None]
+
+    @property
     def trouble(self) -> str | None:  # type: ignore[override]
-        return None if self.player is None else self.player.trouble
+        return next((player.trouble for player in self._players if player.trouble), None)
 
     def forget(self) -> None:
-        if self.player is not None:
-            self.player.forget()
+        for player in self._players:
+            player.forget()
 
     def finished(self, rows: Tensor) -> Tensor:
         return rows if self.player is None else rows.clone()  # the next round is trained in the same memory
@@ -280,9 +290,11 @@ class Stacked(_Executor):
             part = batch.rows(chosen, size)
             along = vmap(grad(self._slope), in_dims=(0, 0, 0, 0, 0, None if part.weight is None else 0))
             rows, directions = W[chosen], self.layout.trained(V[chosen])
-            H[chosen] = self.layout.flat(
-                along(self.layout.trained(rows), directions, self.layout.rest(rows), part.x, part.y, part.weight)
-            )
+            with self._precision():
+                curved = along(
+                    self.layout.trained(rows), directions, self.layout.rest(rows), part.x, part.y, part.weight
+                )
+            H[chosen] = self.layout.flat(curved)
         return H
 
     def _slope(
@@ -309,6 +321,7 @@ class Layered(Stacked):
     def __init__(self, module: nn.Module, layout: Layout, loss: Loss, device: torch.device, pads: bool = False) -> None:
         super().__init__(module, layout, loss, device, pads)
         self.plan, self.evaluation = Plan.of(self.training), Plan.of(self.evaluating)
+        self.statistics = {name for name, _ in self.training.named_buffers()}
 
     def _call(
         self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, out: Tensor | None
@@ -317,7 +330,10 @@ class Layered(Stacked):
         G = W.new_empty(k, d) if out is None else out
         trained = {n: t.requires_grad_() for n, t in self.layout.trained(W.detach()).items()}
         left = W[:, d:].detach().clone() if self.buffered else None
-        tensors = trained if left is None else {**trained, **self.layout.rest(left, d)}
+        tensors = trained
+        if left is not None:  # frozen weights as they are: autograd would notice that the statistics beside them move
+            frozen = {n: t for n, t in self.layout.rest(W.detach()).items() if n not in self.statistics}
+            tensors = {**trained, **self.layout.rest(left, d), **frozen}
         slots = self.layout.trained(G)
         rows = Rows(tensors, k, {n: slot for n, slot in slots.items() if self.plan.called_once(n)})
         with torch.enable_grad(), self._precision():
@@ -435,16 +451,26 @@ class Choice:
     random_layers: bool = field(default=False)
 
 
-def choose(module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor, wanted: str = "auto") -> Choice:
+def choose(
+    module: nn.Module,
+    layout: Layout,
+    loss: Loss,
+    x: Tensor,
+    y: Tensor,
+    wanted: str = "auto",
+    products: str = "float32",
+) -> Choice:
     """Decides between 'stacked' and 'one-by-one' by this rule (x, y: a few samples of one client).
 
     1. Layers that draw random numbers: one-by-one.
     2. Stacked layer by layer where all layers with weights are known, else by vmap; each only if gradient *and* forward
-       pass give the numbers of separate modules. Otherwise one-by-one.
+       pass give the numbers of separate modules, and with products in half precision only if that can be done at all.
+       Otherwise one-by-one.
     3. Convolutions on a CPU: one-by-one, which is as fast there and needs less memory.
     4. Otherwise stacked.
     """
     plain = OneByOne(module, layout, loss, x.device)
+    plain.products = products
     if draws_random_numbers(module, x):
         return Choice(plain, "the model has layers that draw random numbers (such as dropout)", True)
     probe, few, targets = _in_double_precision(module, x, y)
@@ -453,6 +479,9 @@ def choose(module: nn.Module, layout: Layout, loss: Loss, x: Tensor, y: Tensor, 
     if kind is None:
         return Choice(plain, word)
     stacked = kind(module, layout, loss, x.device)
+    stacked.products = products
+    if products == "bf16" and (error := _error(stacked, module, x, y)) is not None:
+        return Choice(plain, f"torch cannot stack this model in bf16 ({error})")
     if live:
         stacked.player = None
     exact = loss.per_sample and not has_batch_statistics(module)
@@ -516,12 +545,27 @@ def _trouble(stacked: Stacked, module: nn.Module, x: Tensor, y: Tensor) -> str |
     try:
         found = (*stacked.grad(W, batch), stacked.outputs(W, batch.x))
     except Exception as error:  # whatever vmap cannot do surfaces as any of many exceptions
-        first = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        return f"torch cannot stack this model ({textwrap.shorten(first, 160, placeholder=' ...')})"
+        return f"torch cannot stack this model ({_first_line(error)})"
     for a, b in zip(expected, found, strict=True):
         if a is not None and b is not None and (a.shape != b.shape or not _close(a, b)):
             return "stacking this model does not give the numbers of separate modules"
     return None
+
+
+def _error(stacked: Stacked, module: nn.Module, x: Tensor, y: Tensor) -> str | None:
+    """What a gradient or a forward pass of two clients fails with, if it does."""
+    W, batch = _pair(stacked.layout, module, x), Batch(torch.stack([x, x]), torch.stack([y, y]), [len(x)] * 2)
+    try:
+        stacked.grad(W, batch)
+        stacked.outputs(W, batch.x)
+    except Exception as error:
+        return _first_line(error)
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    return textwrap.shorten(first, 160, placeholder=" ...")
 
 
 def _padding_is_exact(stacked: Stacked, module: nn.Module, x: Tensor, y: Tensor) -> bool:

@@ -366,7 +366,7 @@ class BatchNorm(torch.autograd.Function):
         factor = (scale if weight is None else scale * weight).contiguous()
         summand = (-centre * factor if bias is None else bias - centre * factor).contiguous()
         y = torch.empty_like(image)
-        _triton.scaled[(k, _cdiv(rows, bp), _cdiv(channels, bc))](
+        _triton.scaled[(_cdiv(rows, bp), k, _cdiv(channels, bc))](
             image, factor, summand, beside, y, rows, channels, ADDED=other is not None, RELU=relu, BP=bp, BC=bc
         )
         ctx.save_for_backward(image, centre, scale, factor, *([y] if relu else []))
@@ -393,7 +393,7 @@ class BatchNorm(torch.autograd.Function):
         of_x = -factor * scale.square() * along / rows
         summand = -factor * plain / rows - of_x * centre
         dx, beside = torch.empty_like(image), torch.empty_like(image) if added else None
-        _triton.scaled_back[(k, _cdiv(rows, bp), _cdiv(channels, bc))](
+        _triton.scaled_back[(_cdiv(rows, bp), k, _cdiv(channels, bc))](
             image, slope, y, factor, of_x, summand, dx, beside, rows, channels,
             ADDED=added, RELU=relu, BP=bp, BC=bc,
         )  # fmt: skip
@@ -453,6 +453,8 @@ def adam(
     from . import _triton
 
     k, d = G.shape
+    anchored = [] if near is None else [near.anchor]
+    assert all(tensor.stride(1) == 1 for tensor in (w, G, first, second, *anchored)), "rows lie in one piece each"
     _triton.adam[(_cdiv(d, 1024), k)](
         w, G, first, second, near and near.anchor, size, root, near and near.beta,
         d, w.stride(0), G.stride(0), first.stride(0), second.stride(0), near.anchor.stride(0) if near else 0,

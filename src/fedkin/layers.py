@@ -56,6 +56,8 @@ def linear(layer: nn.Linear, rows: Rows, name: str, x: Tensor) -> Tensor:
     weight, bias = rows[f"{name}.weight"], rows[f"{name}.bias"]
     assert weight is not None
     samples = x.reshape(rows.clients, -1, x.shape[-1])
+    if torch.is_autocast_enabled(x.device.type):  # a norm before it may have left float32
+        samples = samples.to(torch.get_autocast_dtype(x.device.type))
     sinks = rows.sink(f"{name}.weight"), rows.sink(f"{name}.bias")
     y: Tensor = kernels.call(kernels.Linear, samples, weight, bias, *sinks)
     return y.reshape(*x.shape[:-1], -1)
@@ -101,7 +103,7 @@ def batch_norm(
         )
     else:
         axes = [1, *range(3, x.ndim + 1)]  # samples and places of (k, b, C, ...)
-        spread = rows.apart(x)
+        spread = rows.apart(x if x.dtype == torch.float64 else x.float())
         if own:
             batch_var, batch_mean = torch.var_mean(spread, axes, correction=0)
         else:
@@ -214,12 +216,13 @@ def _what_follows(norm: fx.Node, layers: Mapping[str, nn.Module]) -> list[fx.Nod
 
 
 def _square(pool: nn.Module | None) -> int | None:
-    """The side of the squares that a pooling takes the largest of, if these are squares side by side."""
+    """The side of the squares that a pooling takes the largest of, if these are squares side by side, and so small that
+    a byte can say which of its pixels is the largest, or none."""
     if type(pool) is not nn.MaxPool2d or pool.return_indices or pool.ceil_mode:
         return None
     size, stride = (side if isinstance(side, tuple) else (side, side) for side in (pool.kernel_size, pool.stride))
     plain = pool.padding in (0, (0, 0)) and pool.dilation in (1, (1, 1))
-    return size[0] if size[0] == size[1] and size == stride and plain else None
+    return size[0] if size[0] == size[1] < 16 and size == stride and plain else None
 
 
 class Plan:
@@ -268,6 +271,8 @@ class Plan:
                 raise Unknown(f"it uses {node.target} outside of a layer")
             if node.op == "call_module":
                 layer = module.get_submodule(str(node.target))
+                if node.kwargs:
+                    raise Unknown(f"it calls {node.target} with named arguments")
                 if not _known(layer) and not _weightless(layer):
                     raise Unknown(f"it has a layer of type {type(layer).__name__}")
         if sum(node.op == "placeholder" for node in graph.nodes) != 1:

@@ -171,8 +171,14 @@ def ran_out(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in RAN_OUT)
 
 
-RAN_OUT = ("can't allocate memory", "not enough memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
-"""What torch says in errors that have no class of their own: of its CPU allocator, of CUDA, of libraries."""
+RAN_OUT = (
+    "can't allocate memory",
+    "not enough memory",
+    "CUDA error: out of memory",
+    "[CUDA]: out of memory",
+    "STATUS_ALLOC_FAILED",
+)
+"""What errors say that have no class of their own: torch's CPU allocator, CUDA, Triton, libraries."""
 
 
 def tidy(device: torch.device) -> None:

@@ -90,12 +90,11 @@ class Optimiser:
     @staticmethod
     def fresh(local: Local, W: Tensor, parameters: int) -> State:
         m = len(W)
-        zeros = aligned(W, m, parameters)
         if local.optimiser == "adam":
             # Counted in float64: 1 - 0.999 ** t loses four digits in float32 at t = 1.
             steps = torch.zeros(m, 1, dtype=torch.float64, device=W.device)
-            return State(steps=steps, first=zeros, second=aligned(W, m, parameters))
-        return State(momentum=zeros) if local.momentum else State()
+            return State(steps=steps, first=aligned(W, m, parameters), second=aligned(W, m, parameters))
+        return State(momentum=aligned(W, m, parameters)) if local.momentum else State()
 
     def step(self, W: Tensor, G: Tensor, lr: float | Tensor, extra: Extra | None = None) -> None:
         """Moves the first k = len(G) rows of W along their gradients G (k, d), which may be overwritten.
@@ -146,7 +145,7 @@ LONG = 1 << 16
 
 def _adam(w: Tensor, G: Tensor, first: Tensor, second: Tensor, steps: Tensor, lr: float | Tensor, local: Local) -> None:
     """As torch.optim.Adam(fused=True), each row of w (k, d) as a tensor of its own."""
-    rates = [lr] if isinstance(lr, float) else lr[:, 0].tolist()
+    rates = lr[:, 0].tolist() if isinstance(lr, Tensor) else [lr]
     for i, rate in enumerate(rates):
         chosen = slice(None) if len(rates) == 1 else slice(i, i + 1)
         torch._fused_adam_(

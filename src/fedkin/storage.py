@@ -272,6 +272,7 @@ class Shelf(TorchFunctionMode):
 
 _KEPT: dict[Any, Callable[..., Tensor | None]] = {
     Tensor.new_empty: Shelf._new_empty,
+    Tensor.new_zeros: Shelf._new_empty,
     torch.zeros_like: Shelf._zeros_like,
     Tensor.clone: Shelf._clone,
     Tensor.repeat: Shelf._repeat,

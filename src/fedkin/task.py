@@ -24,7 +24,7 @@ NARROW = 16 if torch.backends.cpu.get_cpu_capability() == "AVX512" else 8
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     few = outputs.ndim == 2 and outputs.shape[1] < NARROW and outputs.dtype == torch.float32
-    if few and outputs.numel() >= 1 << 13 and not outputs.is_cuda:
+    if few and targets.ndim == 1 and outputs.numel() >= 1 << 13 and not outputs.is_cuda:
         # The same bits with the samples last, where torch takes many of them at once; a remainder it would not.
         rest = -len(outputs) % NARROW
         samples, classes = F.pad(outputs, (0, 0, 0, rest)), F.pad(targets, (0, rest))

@@ -409,6 +409,6 @@ def _requests(simulation: Simulation) -> Iterator[Any]:
     while True:
         yield request
         try:
-            request = rounds.send(request.answer())
+            request = rounds.send([request.answer()])
         except StopIteration:
             return

@@ -276,7 +276,7 @@ MOMENTS = {
     "in the middle of a line": ("line", 4, 3),
     "between a line and its checkpoint": ("record", 4, 4),
     "after the closing line": ("record", ROUNDS + 1, ROUNDS + 1),
-    "while clients' models are written": ("model", 3, ROUNDS + 1),
+    "while clients' models are written": ("model", 3, ROUNDS),
     "just before the summary": ("summary", 1, ROUNDS + 1),
 }
 UNMARKED = {"between the write of a checkpoint and its rename", "in the middle of a line", "just before the summary"}

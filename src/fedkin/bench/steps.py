@@ -298,7 +298,7 @@ def _of_step(plan: Plan) -> Sequence[Workload]:
         return [mlp(100, steps=20), cnn(62, steps=20)]
     stacks: list[Workload] = [mlp(100, steps=20), cnn(62, steps=20)]
     for stem in ("cifar", "imagenet"):
-        for clients in (4, 20, 100):
+        for clients in (20, 100):
             # vmap and exact float32 at one size: they are not what anyone would take here.
             once = clients == 20
             ways = tuple(way for way in WAYS if once or way != "vmap")

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from .. import machine
+from .. import execution, machine
 
 Row = dict[str, Any]
 """A measurement: plain values under plain names, as they stand in the JSON."""
@@ -116,15 +116,8 @@ def setting(name: Arithmetic, device: torch.device) -> str:
 @contextmanager
 def arithmetic(name: Arithmetic) -> Iterator[None]:
     """Inside, float32 products on a GPU are exact to rounding ('float32') or TF32 (else)."""
-    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
-    before = [switch.fp32_precision for switch in switches]
-    for switch in switches:
-        switch.fp32_precision = "ieee" if name == "float32" else "tf32"
-    try:
+    with execution.tf32(name != "float32"):
         yield
-    finally:
-        for switch, precision in zip(switches, before, strict=True):
-            switch.fp32_precision = precision
 
 
 # ---- memory ----
@@ -136,7 +129,7 @@ class Peak:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         if device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(device)
+            self.mark = machine.Watermark(device)
             self.before: int | None = torch.cuda.memory_allocated(device)
         else:
             self.before = _resident("VmRSS")
@@ -148,7 +141,7 @@ class Peak:
     @property
     def bytes(self) -> int | None:
         if self.device.type == "cuda":
-            now: int | None = torch.cuda.max_memory_allocated(self.device)
+            now: int | None = self.mark.bytes()
         else:
             now = _resident("VmHWM")
         return None if now is None or self.before is None else max(0, now - self.before)

@@ -48,7 +48,7 @@ def run_together(
     apart: set[type[Method]] = set()
     pool = Pool()
 
-    def go_on(i: int, reply: Reply | None, share: float) -> None:
+    def go_on(i: int, reply: list[Reply] | None, share: float) -> None:
         """Gives a run its reply, and its share of the seconds that the training took; it comes to its next request."""
         simulations[i].idle += time.perf_counter() - since[i] - share
         try:
@@ -73,14 +73,15 @@ def run_together(
             began = time.perf_counter()
             replies = _answers(requests, apart, pool)
             share = (time.perf_counter() - began) / len(group)
-            for i, reply in zip(group, replies, strict=True):
-                go_on(i, reply, share)
+            del requests
+            for i in group:
+                go_on(i, [replies.pop(0)], share)
     return stopped
 
 
 def _alike(a: Request, b: Request) -> bool:
     """Whether two trainings are of one kind, of as many clients with as many samples in the same round, from states of
-    one form. The clients' data and seeds may differ."""
+    one form. The clients' data and seeds may differ; that the modules are of one kind is for the caller to know."""
     first, second = a.cohort, b.cohort
     return a is b or (
         a.round == b.round
@@ -88,6 +89,7 @@ def _alike(a: Request, b: Request) -> bool:
         and first.rounds == second.rounds
         and first.layout.fields == second.layout.fields
         and type(first.execution) is type(second.execution)
+        and (first.execution.products, first.execution.pads) == (second.execution.products, second.execution.pads)
         and (first.task.loss, first.augmentation) == (second.task.loss, second.augmentation)
         and kind(a.method, first.local) == kind(b.method, second.local)
         and _form(a.message) == _form(b.message)

@@ -68,8 +68,8 @@ def measured(assembly: Assembly, clients: int, train: Callable[[int], Upload], b
     after clients have trained. `beside`: runs that share the memory.
     """
     device = assembly.device
+    seen: list[float] = []
     try:
-        seen = []
         for count in (1, 2):
             with machine.measured(device) as used:
                 upload = train(count)
@@ -77,7 +77,7 @@ def measured(assembly: Assembly, clients: int, train: Callable[[int], Upload], b
     except Exception as error:
         machine.tidy(device)
         if machine.ran_out(error):
-            return Room(1, "memory ran out with two", True)
+            return Room(1, f"memory ran out with {'two' if seen else 'one'}", True)
         return reckoned(assembly)  # what is wrong will show when clients train
     row = assembly.problem.layout.size * assembly.problem.initial.element_size()
     each = max(seen[1] - seen[0], 2.0 * row)

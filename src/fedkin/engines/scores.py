@@ -98,12 +98,14 @@ class HandOut:
         """The models (rows of these clients), once they are scored."""
         a, started = self.scores.assembly, time.perf_counter()
         handed = [self.scores.best_model(client) for client in clients]
-        self.clients += clients
-        self.handed += handed
-        if clients[-1] < a.problem.known:
-            self._ask(clients, models, handed)
+        found = self._asked(clients, models, handed) if clients[-1] < a.problem.known else {}
         for i, (client, chosen) in enumerate(zip(clients, handed, strict=True)):
             self.writer.model(a.problem.names[client], *self._saved(client, i, chosen, models[chosen]))
+        # Only now, as memory may run out before: then these clients come again.
+        self.clients += clients
+        self.handed += handed
+        for name, parts in found.items():
+            self.answers.setdefault(name, []).extend(parts)
         self.seconds += time.perf_counter() - started
 
     def end(self) -> None:
@@ -128,7 +130,7 @@ class HandOut:
         }
         return _named(model, i, a.problem.layout), about
 
-    def _ask(self, clients: list[int], models: dict[str, Model], handed: list[str]) -> None:
+    def _asked(self, clients: list[int], models: dict[str, Model], handed: list[str]) -> dict[str, list[Tensor]]:
         """What these models answer on the test samples: all models, if that does not take much."""
         a = self.scores.assembly
         samples, headline = a.test.take(clients), a.method.headline
@@ -138,7 +140,7 @@ class HandOut:
 
         asked, everyone = sum(samples.counts), sum(a.test.counts[: a.problem.known])
         if not asked:
-            return
+            return {}
         found = {headline: answers(headline)}
         takes = sum(own.nbytes for own in found[headline]) / asked * everyone
         if len(models) * takes <= MOST_BYTES:
@@ -146,8 +148,7 @@ class HandOut:
         else:
             found |= {name: answers(name) for name in dict.fromkeys(handed) if name != headline}
             found = {headline: found[headline], CHOSEN: [found[name][i] for i, name in enumerate(handed)]}
-        for name, parts in found.items():
-            self.answers.setdefault(name, []).extend(parts)
+        return found
 
     def _outputs(self) -> Outputs:
         a = self.scores.assembly

@@ -73,8 +73,9 @@ class RanOut:
 
 Reply = tuple[Upload, Memory] | RanOut
 T = TypeVar("T")
-Requests = Generator[Request, Reply, T]
-"""What trains: it yields requests, is sent their replies, and returns a T. Who answers may answer several at once."""
+Requests = Generator[Request, list[Reply], T]
+"""What trains: it yields requests, is sent their replies, and returns a T. Who answers may answer several at once. A
+reply comes in a list, out of which it is taken: nobody else holds on to it while the next clients train."""
 
 
 def within_memory(compute: Callable[[], T]) -> T | RanOut:
@@ -87,7 +88,7 @@ def within_memory(compute: Callable[[], T]) -> T | RanOut:
         return RanOut(str(error).partition("\n")[0])
 
 
-def advance(rounds: Requests[None], reply: Reply | None = None) -> Request | None:
+def advance(rounds: Requests[None], reply: list[Reply] | None = None) -> Request | None:
     """The next training that is asked for, after the reply to the last one; None when the run has ended."""
     try:
         return next(rounds) if reply is None else rounds.send(reply)
@@ -153,7 +154,7 @@ class Simulation:
             rounds = self.rounds(checkpoint)
             request = advance(rounds)
             while request is not None:
-                reply, request = request.answer(), None  # no longer held: it has copies of rows
+                reply, request = [request.answer()], None  # no longer held: it has copies of rows
                 request = advance(rounds, reply)
 
     def take_up(self, checkpoint: Checkpoint | None) -> None:
@@ -295,7 +296,7 @@ class Simulation:
         while len(good) < len(clients):
             chunk = self._next(clients, len(good), mail, round)
             request = self._request(chunk, mail, round, epochs)
-            reply = yield request
+            reply = (yield request).pop()
             if isinstance(reply, RanOut):
                 del request
                 self._fewer(chunk, reply)
@@ -361,7 +362,7 @@ class Simulation:
 
     def _room(self, clients: list[int], mail: Mail, round: int) -> Room:
         """How many of these train at a time, decided before the first training of a run."""
-        if room.plenty(self.a, len(clients) * self.beside):
+        if room.plenty(self.a, len(self.a.problem) * self.beside):  # all are scored, whoever trains
             return Room(len(self.a.problem), "memory is plenty")
 
         def one_step(count: int) -> Upload:
@@ -419,20 +420,19 @@ class Simulation:
         left = clients
         while left:
             chunk = (self.room or room.reckoned(self.a)).first(left)
-            models = within_memory(partial(self._scored, chunk, mail, round))
+            models = within_memory(partial(self._scored, chunk, mail, round, hand_out))
             if isinstance(models, RanOut):
                 self._fewer(chunk, models)
                 continue
-            if hand_out is not None:
-                hand_out.add(chunk, models)
-            names, left = list(models), left[len(chunk) :]
-            del models
+            names, left = models, left[len(chunk) :]
         return names
 
-    def _scored(self, clients: list[int], mail: Mail, round: int) -> dict[str, Model]:
+    def _scored(self, clients: list[int], mail: Mail, round: int, hand_out: HandOut | None) -> list[str]:
         models = self._models(clients, mail, round)
         self.scores.add(clients, models)
-        return models
+        if hand_out is not None:
+            hand_out.add(clients, models)
+        return list(models)
 
     def _models(self, clients: list[int], mail: Mail, round: int) -> dict[str, Model]:
         """Every model the method owns, of these clients."""
@@ -491,10 +491,8 @@ class Simulation:
         newcomers = list(range(known, len(self.problem)))
         numbers = torch.tensor(newcomers, device=self.a.device)
         begin = streams.rng(self.seed, 0)  # what is drawn for a newcomer is what it would have had from the beginning
-        with self._shelved():
-            self.server = self.method.welcome(self.problem, self.server, begin)
-            own = self._enlisted(self.problem, numbers)
-            self.memory = State.join([self.memory, own])
+        self.server = self._at_the_server(lambda: self.method.welcome(self.problem, self.server, begin))
+        self.memory = self._at_the_server(lambda: State.join([self.memory, self._enlisted(self.problem, numbers)]))
         first = self.config.rounds + 2
         exchanges = min(self.method.newcomer_rounds, self.config.participation.novel_exchanges)
         for round in range(first, first + exchanges):
@@ -503,7 +501,9 @@ class Simulation:
             arrived = torch.tensor([i for i, g in enumerate(good) if g], dtype=torch.int64, device=self.a.device)
             if len(arrived):
                 self._score([newcomers[i] for i in arrived.tolist()], mail, round)
-                self._update(numbers[arrived], upload.take(arrived), round)
+                with self._shelved():
+                    upload = upload.take(arrived)
+                self._update(numbers[arrived], upload, round)
             self._record_novel(round, known)
         last = first + exchanges
         mail = self._mail(newcomers, last)
