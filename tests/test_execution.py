@@ -25,6 +25,7 @@ from fedkin.execution import (
     has_batch_statistics,
     remembers,
 )
+from fedkin.replay import Player
 from fedkin.task import LOSSES, Loss, loss_named
 from fedkin.weights import Layout
 
@@ -609,6 +610,45 @@ def test_a_model_that_computes_something_else_when_stacked_runs_one_by_one() -> 
     choice = choose(module, Layout.of(module), CROSS_ENTROPY, x[0], y[0], "stacked")
     assert choice.execution.name == "one-by-one"
     assert choice.reason == "stacking this model does not give the numbers of separate modules"
+
+
+class LateNorm(nn.Module):
+    """Read by vmap alone, which has no half precision for what follows the norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lift, self.norm, self.head = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(input=self.lift(x)))
+
+
+@pytest.mark.parametrize("wanted", ["auto", "stacked"])
+def test_what_cannot_be_stacked_in_half_precision_runs_one_by_one(wanted: str) -> None:
+    module, (x, y) = LateNorm(), samples("mlp", 1, 5)
+    given = CROSS_ENTROPY, x[0].float(), y[0], wanted
+    assert choose(module, Layout.of(module), *given).execution.name == "stacked"
+    choice = choose(module, Layout.of(module), *given, "bf16")
+    assert choice.execution.products == "bf16"
+    choice.execution.grad(Layout.of(module).row(module)[None].to(x.device), Batch(x.float(), y, [5]))
+    if ON_CPU:
+        assert choice.execution.name == "one-by-one" and "cannot stack this model in bf16" in choice.reason
+
+
+def test_a_mixture_is_recorded_where_its_modules_are_and_its_memory_is_given_back_with_theirs() -> None:
+    module = built("mlp")
+    own = Stacked(module, Layout.of(module), CROSS_ENTROPY, DEVICE)
+    own.player = None
+    assert isinstance(own.mixture, Stacked) and own.mixture.player is None
+    played = Stacked(module, Layout.of(module), CROSS_ENTROPY, DEVICE)
+    played.player, pair = Player(played._call, 3), played.mixture
+    assert isinstance(pair, Stacked)
+    pair.player = Player(pair._call, 3)
+    pair.player.trouble = "It was not recorded."
+    pair.player.workspace(torch.zeros(2, 4, device=DEVICE))
+    assert played.trouble == "It was not recorded."
+    played.forget()
+    assert not pair.player.places
 
 
 RANDOM: dict[str, Callable[[], nn.Module]] = {

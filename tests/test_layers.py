@@ -68,6 +68,14 @@ class Tokens(nn.Module):
         return self.head(self.norm(h + h.flip(1)).mean(1))
 
 
+def frozen(*layers: nn.Module) -> nn.Module:
+    """A network whose first convolution and norm are not trained."""
+    module = nn.Sequential(*layers)
+    for parameter in list(module.parameters())[:3]:
+        parameter.requires_grad_(False)
+    return module
+
+
 KNOWN: dict[str, Callable[[], nn.Module]] = {
     "cnn": lambda: models.cnn((1, 8, 8), 3),
     "residual": lambda: nn.Sequential(
@@ -82,6 +90,15 @@ KNOWN: dict[str, Callable[[], nn.Module]] = {
     "in place": InPlace,
     "grouped": Grouped,
     "tokens": Tokens,
+    "frozen": lambda: frozen(models.BasicBlock(1, 4, 2), nn.Flatten(), nn.Linear(64, 3)),
+    "a large pool": lambda: nn.Sequential(
+        nn.Conv2d(1, 2, 3, padding=1),
+        nn.Upsample(scale_factor=4),
+        nn.ReLU(),
+        nn.MaxPool2d(16),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+    ),
     "statistics of the batch alone": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5, affine=False, track_running_stats=False), nn.Linear(5, 3)
     ),
@@ -117,6 +134,24 @@ def test_a_relu_goes_with_the_pooling_and_the_statistics_beside_it() -> None:
     # One pooling follows a relu, one norm has one user: a sum and a relu. The rest stays apart.
     assert sum(s.startswith("together") for s in steps(Shared())) == 2
     assert not any(s.startswith("together") for s in steps(InPlace()))
+    for side, together in ((15, True), (16, False)):  # a byte says which of the pixels is the largest
+        pooled = nn.Sequential(nn.ReLU(), nn.MaxPool2d(side), nn.Flatten(), nn.Linear(4, 3))
+        assert any(s.startswith("together") for s in steps(pooled)) == together
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(6), nn.BatchNorm1d(6), nn.Identity()])
+def test_half_precision_rounds_products_and_nothing_else(norm: nn.Module) -> None:
+    """Inputs far from zero: a variance of halves would be of rounding."""
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(8, 6), norm, nn.Linear(6, 3))
+    layout, loss = Layout.of(module), LOSSES["cross_entropy"]
+    W = (layout.row(module) * (1 + 0.3 * torch.rand(3, 1))).to(DEVICE)
+    x, y = (torch.randn(3, 40, 8) + 3).to(DEVICE), torch.randint(0, 3, (3, 40)).to(DEVICE)
+    together, exact = (Layered(module, layout, loss, DEVICE) for _ in range(2))
+    together.products, exact.products = "bf16", "float32-strict"
+    batch = Batch(x, y, [40] * 3)
+    G, expected = together.grad(W, batch)[0], exact.grad(W, batch)[0]
+    assert 0 < float((G - expected).norm()) <= 0.03 * float(expected.norm())
 
 
 class Branching(nn.Module):
@@ -137,6 +172,15 @@ class Scaled(nn.Module):
         return self.head(x) * self.factor
 
 
+class Named(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.BatchNorm1d(4), nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.norm(input=x)))
+
+
 class Own(nn.Linear):
     """A layer of one's own kind may do anything."""
 
@@ -154,6 +198,7 @@ class Own(nn.Linear):
         (nn.Sequential(nn.Conv2d(2, 2, 3, groups=2)), "Conv2d"),
         (nn.Sequential(nn.BatchNorm1d(4, momentum=None)), "BatchNorm1d"),
         (nn.Bilinear(2, 2, 2), "."),
+        (Named(), "norm with named arguments"),
     ],
 )
 def test_what_is_not_known_is_said(module: nn.Module, word: str) -> None:

@@ -271,7 +271,15 @@ def test_on_a_shelf_large_copies_lie_in_files_and_are_the_same(tmp_path: Path, m
     index = torch.tensor([3, -1, 0, 3, 2, 1])
 
     def made() -> list[Tensor]:
-        return [row.repeat(6, 1), W.clone(), torch.zeros_like(W), torch.cat([W, W[:2]]), W[index], mix(torch.eye(6), W)]
+        return [
+            row.repeat(6, 1),
+            W.clone(),
+            torch.zeros_like(W),
+            W.new_zeros(6, 50),
+            torch.cat([W, W[:2]]),
+            W[index],
+            mix(torch.eye(6), W),
+        ]
 
     expected = made()
     with Shelf(tmp_path):

@@ -393,3 +393,10 @@ def test_cross_entropy_of_few_classes_can_be_derived_twice() -> None:
 
     torchs = F.cross_entropy(outputs, targets, reduction="none")
     torch.testing.assert_close(curvature(cross_entropy(outputs, targets)), curvature(torchs))
+
+
+def test_cross_entropy_of_few_classes_takes_shares_of_classes_too() -> None:
+    source = torch.Generator().manual_seed(1)
+    outputs = torch.randn(4096, 3, generator=source).to(DEVICE)
+    shares = torch.rand(4096, 3, generator=source).to(DEVICE)
+    assert torch.equal(cross_entropy(outputs, shares), F.cross_entropy(outputs, shares, reduction="none"))

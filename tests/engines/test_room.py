@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ from fedkin import _spinning, machine, terminal
 from fedkin.api import prepare
 from fedkin.assembly import Assembly
 from fedkin.config import merge
-from fedkin.engines import room
+from fedkin.engines import room, scores
 from fedkin.engines.lockstep import run_together
 from fedkin.engines.room import OutOfMemory, Room
 from fedkin.engines.simulation import Listener, RanOut, Simulation, within_memory
@@ -161,15 +162,59 @@ def test_memory_may_run_out_while_models_are_scored(tmp_path: Path) -> None:
     assert len(run.warnings) == 1
 
 
-@pytest.mark.parametrize("where", ["begin", "enlist", "download", "update"])
+def test_memory_may_run_out_while_models_are_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = simulate(tmp_path, eight(), method="fedamp", rounds=1)
+    run = watched(tmp_path, eight(), method="fedamp", rounds=1)
+    inner = scores.all_outputs
+
+    def outputs(execution: Any, samples: Any, model: Any) -> Any:
+        if len(samples) > 4:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
+        return inner(execution, samples, model)
+
+    monkeypatch.setattr(scores, "all_outputs", outputs)
+    run.run()
+    first, second = fedkin.Run(expected.writer.path), fedkin.Run(run.writer.path)
+    assert [f.name for f in sorted(second.path.rglob("*"))] == [f.name for f in sorted(first.path.rglob("*"))]
+    answers, again = first.outputs(), second.outputs()
+    assert answers is not None and again is not None and answers.clients == again.clients
+    for name, own in answers.models.items():
+        torch.testing.assert_close(again.models[name], own, rtol=1e-6, atol=1e-6)
+
+
+def test_all_are_scored_so_memory_has_to_be_plenty_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = watched(tmp_path, eight(), method="fedavg", participation={"sample": 0.25})
+    asked: list[int] = []
+    monkeypatch.setattr(room, "plenty", lambda assembly, clients: asked.append(clients) or True)
+    run.run()
+    assert asked == [8]
+
+
+def test_what_a_chunk_sent_is_not_held_while_the_next_trains(tmp_path: Path) -> None:
+    run = watched(tmp_path, eight(), method="fedamp", chunk=2, rounds=2)
+    inner, sent, held = run.method.train, list[Any](), list[int]()
+
+    def train(*arguments: Any) -> Any:
+        gc.collect()
+        held.append(sum(each() is not None for each in sent))
+        upload, memory = inner(*arguments)
+        sent.append(weakref.ref(upload.W))
+        return upload, memory
+
+    object.__setattr__(run.method, "train", train)
+    run.run()
+    assert held == [0] * 8
+
+
+@pytest.mark.parametrize("where", ["begin", "enlist", "download", "update", "welcome"])
 def test_memory_that_runs_out_at_the_server_is_a_sentence(tmp_path: Path, where: str) -> None:
-    run = watched(tmp_path, method="fedamp")
+    run = watched(tmp_path, method="fedamp", participation={"novel": 0.25} if where == "welcome" else {})
 
     def fails(*arguments: Any) -> Any:
         return torch.empty(1 << 50)
 
     object.__setattr__(run.method, where, fails)
-    with pytest.raises(OutOfMemory, match="for the weights of all 4 clients"):
+    with pytest.raises(OutOfMemory, match="for the weights of all [43] clients"):
         run.run()
 
 
@@ -541,6 +586,8 @@ def test_threads_that_spin_are_for_large_models_alone(monkeypatch: Any) -> None:
         ("torch", {}, "False None"),
         ("fedkin", {"GOMP_SPINCOUNT": "7"}, "True 7"),
         ("fedkin", {"OMP_WAIT_POLICY": "PASSIVE"}, "True None"),
+        ("fedkin", {"OMP_WAIT_POLICY": "active"}, "False None"),
+        ("torch", {"GOMP_SPINCOUNT": "7"}, "True 7"),
     ],
 )
 def test_how_long_threads_spin_is_set_before_torch_is_loaded(first: str, given: dict[str, str], expected: str) -> None:
