@@ -73,7 +73,8 @@ def test_distances_are_those_of_float64_whatever_is_allowed(tf32):
 def weights(run: Path) -> dict[str, torch.Tensor]:
     """Every tensor that a run has saved: of its checkpoint, of the clients' models, newcomers' too, and outputs."""
     files = sorted(run.rglob("*.safetensors"))
-    return {f"{file.relative_to(run)} {name}": t for file in files for name, t in load_file(file).items()}
+    every = {f"{file.relative_to(run)} {name}": t for file in files for name, t in load_file(file).items()}
+    return {name: t for name, t in every.items() if " at_once/" not in name}  # a device's own: how many at a time
 
 
 def assert_same_on_both(
