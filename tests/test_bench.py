@@ -269,6 +269,8 @@ def test_the_command(command: Any, tmp_path: Path, capsys: pytest.CaptureFixture
         (["--sections", "stpe"], "There is no section 'stpe' to measure. Did you mean 'step'?"),
         (["--device", "gpu"], "--device gpu cannot be: there are auto, cpu and cuda."),
         (["--json", "nowhere/speed.json"], "nowhere is not there."),
+        (["--json", ""], "is a folder: name a file"),
+        (["--json", "/"], "is a folder: name a file"),
     ],
 )
 def test_what_the_command_refuses(
@@ -284,6 +286,31 @@ def test_what_the_command_refuses(
     assert command("bench", "--tiny", *words) == 2
     assert sentence in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_no_other_file_is_overwritten_and_what_cannot_be_written_is_told_first(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "measured", lambda *_: pytest.fail("it has begun to measure"))
+    (tmp_path / "mine.json").write_text("[1, 2]")
+    assert command("bench", "--tiny", "--json", tmp_path / "mine.json") == 2
+    assert "does not hold measurements" in capsys.readouterr().err
+    assert (tmp_path / "mine.json").read_text() == "[1, 2]"
+    assert command("bench", "--tiny", "--json", "/proc/speed.json") == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_what_was_measured_before_it_is_stopped_is_kept(
+    command: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(plan: Any) -> Any:
+        raise KeyboardInterrupt
+
+    monkeypatch.setitem(bench.SECTIONS, "step", stopped)
+    words = ("bench", "--tiny", "--device", "cpu", "--sections", "ceilings,step", "--json", tmp_path / "speed.json")
+    assert command(*words) == 2
+    assert "What was measured so far is in" in " ".join(capsys.readouterr().err.split())
+    assert list(bench.record.read(tmp_path / "speed.json")) == ["ceilings"]
 
 
 BLOCKED = """

@@ -448,7 +448,7 @@ def chosen(name: str, wanted: str = "auto", loss: Loss = CROSS_ENTROPY, b: int =
 def test_a_plain_network_is_stacked_and_padded() -> None:
     choice = chosen("mlp")
     assert choice.execution.name == "stacked" and choice.execution.pads
-    assert choice.reason == "all clients train at once, layer by layer"
+    assert choice.reason == "clients are stacked layer by layer"
     assert not choice.random_layers
 
 

@@ -138,15 +138,19 @@ class Config(_Strict):
     preset: Annotated[Literal["ours", "paper"], Field(description="paper: the method's published values")] = "ours"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     execution: Literal["auto", "stacked", "one-by-one"] = "auto"
-    chunk: Annotated[int, Field(ge=0, description="clients trained at once; 0: as many as memory allows")] = 0
+    chunk: Annotated[
+        int, Field(ge=0, le=1_000_000, description="clients trained at once; 0: as many as memory allows")
+    ] = 0
     weights: Annotated[
         Literal["memory", "disk"],
         Field(description="where all clients' weights are kept; disk: in mapped files, if they exceed memory"),
     ] = "memory"
-    threads: Annotated[int, Field(ge=0, description="CPU threads; 0: few where models are small, else torch's")] = 0
+    threads: Annotated[
+        int, Field(ge=0, le=1024, description="CPU threads; 0: few where models are small, else torch's")
+    ] = 0
     precision: Annotated[
         Literal["float32", "float32-strict", "bf16", "float64"],
-        Field(description="float32: a GPU multiplies in TF32; strict: it does not; bf16: products in bfloat16"),
+        Field(description="float32: a GPU multiplies in TF32; float32-strict: it does not; bf16: products in bfloat16"),
     ] = "float32"
     on_divergence: Annotated[
         Literal["continue", "stop"], Field(description="when a client's training is no longer finite")

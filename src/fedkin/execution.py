@@ -508,10 +508,10 @@ def _way_to_stack(
     except Unknown as unknown:
         trouble = str(unknown)
     if trouble is None:
-        return Layered, "all clients train at once, layer by layer"
+        return Layered, "clients are stacked layer by layer"
     if (trouble_of_vmap := _trouble(Stacked(module, layout, loss, x.device), module, x, y)) is not None:
         return None, trouble_of_vmap
-    return Stacked, f"all clients train at once, by vmap ({trouble})"
+    return Stacked, f"clients are stacked by vmap ({trouble})"
 
 
 def _pair(layout: Layout, module: nn.Module, x: Tensor) -> Tensor:

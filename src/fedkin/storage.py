@@ -51,11 +51,12 @@ class StorageError(FedkinError):
 # ---- safetensors files ----
 
 
-def create(path: Path, tensors: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> dict[str, Tensor]:
+def create(path: str | Path, tensors: Mapping[str, tuple[Sequence[int], torch.dtype]]) -> dict[str, Tensor]:
     """A new file with room for these tensors (shape, type), all zeros; writing into them writes into the file.
 
     The space is taken at once, so that a full disk shows here and not while numbers are written.
     """
+    path = Path(path)
     header, total = _header(tensors)
     new = path.with_name(f"{path.name}.new")
     try:
@@ -70,12 +71,12 @@ def create(path: Path, tensors: Mapping[str, tuple[Sequence[int], torch.dtype]])
     return open_rows(path, writable=True)
 
 
-def open_rows(path: Path, *, writable: bool = False) -> dict[str, Tensor]:
+def open_rows(path: str | Path, *, writable: bool = False) -> dict[str, Tensor]:
     """The tensors of a safetensors file, mapped: nothing is read before it is looked at.
 
     Unless `writable`, what is written into them stays in memory, and the file as it is.
     """
-    return read(path, writable=writable)[0]
+    return read(Path(path), writable=writable)[0]
 
 
 def read(path: Path, *, writable: bool = False) -> tuple[dict[str, Tensor], dict[str, str]]:

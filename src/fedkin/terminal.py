@@ -215,7 +215,7 @@ def listening(rounds: int, path: Path) -> Iterator[Listener]:
                 f"{a.config.method} on {short(a.config.data.name)} ({a.config.data.split}), {a.problem.known} clients"
                 f"{f' and {new} newcomers' if new else ''}, "
                 f"{a.problem.layout.parameters:,} parameters, {a.device.type}; {a.execution.name}: {a.reason}"
-                f"{_on_threads(a)}. "
+                f"{_on_threads(a)}{_unusual(a)}. "
                 f"Writing to {path}.",
                 highlight=False,
             )
@@ -239,6 +239,15 @@ def _on_threads(ready: Assembly) -> str:
     """Of a CPU the number of threads, as the rule has it."""
     count = threads(ready)[0]
     return f"; {count} {'thread' if count == 1 else 'threads'}" if ready.device.type == "cpu" else ""
+
+
+def _unusual(ready: Assembly) -> str:
+    """What is not as it is unless told otherwise."""
+    config = ready.config
+    words = [f"precision {config.precision}"] if config.precision != "float32" else []
+    words += [f"{config.chunk} clients at a time"] if config.chunk else []
+    words += ["weights on disk"] if config.weights == "disk" else []
+    return "".join(f"; {word}" for word in words)
 
 
 @contextmanager

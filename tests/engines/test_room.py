@@ -397,6 +397,8 @@ def test_the_numbers_and_their_reasons_are_in_the_summary(tmp_path: Path) -> Non
     assert how == {
         "way": "stacked",
         "reason": "as configured",
+        "precision": "float64",
+        "weights": "memory",
         "trouble": None,
         "clients_at_once": 8,
         "clients_at_once_reason": "memory is plenty",
@@ -606,11 +608,15 @@ def test_a_run_has_the_threads_of_the_rule_and_gives_them_back(tmp_path: Path) -
 
 
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="threads are of a CPU")
-def test_the_number_of_threads_is_told_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_threads_and_what_is_unusual_are_told_at_the_start(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for count, words in ((0, "1 thread"), (3, "3 threads")):
         with terminal.listening(3, tmp_path) as listener:
             listener.on_start(ready(eight(), method="fedavg", threads=count))
-        assert f"; {words}. Writing to" in " ".join(capsys.readouterr().err.split())
+        assert f"; {words}; precision float64. Writing to" in " ".join(capsys.readouterr().err.split())
+    with terminal.listening(3, tmp_path) as listener:
+        listener.on_start(ready(eight(), method="fedavg", precision="float32", chunk=3, weights="disk"))
+    told = " ".join(capsys.readouterr().err.split())
+    assert "; 1 thread; 3 clients at a time; weights on disk. Writing to" in told
 
 
 # ---- peaks ----

@@ -118,7 +118,7 @@ def threads(assembly: Assembly) -> tuple[int, str]:
     2. Others: as many as torch would take, but no more than one for every EACH weights of all clients together. On two
        idle cores two make a step of 100 of the digits' MLP 1.2 to 1.5 times as fast, one of 25 not.
     3. Where torch was loaded before fedkin, its threads may spin while they wait (see `_spinning`), and others that
-       have fewer than SMALL weights take one: with both cores busy, two are up to 20 times as slow.
+       have fewer than SMALL weights take one: with both cores busy, two can be many times as slow.
 
     Results depend on the number in their last digits: a library may add up in another order. So a resumed run keeps
     to the number it had, and runs side by side have the one that each has alone.
@@ -129,7 +129,7 @@ def threads(assembly: Assembly) -> tuple[int, str]:
     if any(isinstance(layer, CONVOLUTIONS) for layer in assembly.execution.training.modules()):
         return available, "all that torch has"
     if numbers < 2 * EACH:
-        return 1, "more would wait for each other with models this small"
+        return 1, "small models are faster on one than on several that wait for each other"
     if numbers < SMALL and not _spinning.BOUNDED:
         return 1, "torch was loaded before fedkin, and its threads would be in each other's way on a busy machine"
     if numbers // EACH < available:

@@ -114,6 +114,9 @@ class Mail:
         return len(self.rows) * self.message.bytes_per_client()
 
 
+BEFORE = "as before it was resumed"
+
+
 class Simulation:
     """One run of one method in this process."""
 
@@ -136,6 +139,8 @@ class Simulation:
         """Memories as of the last upload that arrived, of clients whose latest upload was lost."""
         self.trained_from: dict[int, Memory] = {}
         """Memories before this round's training, of clients whose upload will be lost."""
+        self.reason = assembly.reason
+        """Why clients are stacked, or run one by one."""
         self.trouble: str | None = None
         """Of the execution, as it was told."""
         self.room = Room(self.config.chunk, "as configured") if self.config.chunk else None
@@ -160,9 +165,11 @@ class Simulation:
     def take_up(self, checkpoint: Checkpoint | None) -> None:
         """What a resumed run does not decide again, so that it goes on bit for bit."""
         if checkpoint is not None and (before := checkpoint.states.get("at_once")):
-            reason = "as before it was resumed"
-            self.room = Room(int(before.clients), reason) if before.clients else None
-            self.threads = int(before.threads), reason
+            self.reason = BEFORE
+            if not self.config.chunk:
+                self.room = Room(int(before.clients), BEFORE) if before.clients else None
+            if not self.config.threads:
+                self.threads = int(before.threads), BEFORE
 
     def rounds(self, checkpoint: Checkpoint | None = None) -> Requests[None]:
         """The run, told what each training came to."""
@@ -192,7 +199,9 @@ class Simulation:
         at_once = self.room or Room(len(self.a.problem), "nobody has trained")
         return {
             "way": self.a.execution.name,
-            "reason": self.a.reason,
+            "reason": self.reason,
+            "precision": self.config.precision,
+            "weights": self.config.weights,
             "trouble": self.a.execution.trouble,
             "clients_at_once": min(at_once.clients, len(self.a.problem)),
             "clients_at_once_reason": at_once.reason,
