@@ -56,6 +56,11 @@ CONVOLUTIONS = {
     "uneven strides": (2, 2, 4, 9, 9, (3, 3), (3, 2), (1, 0), (1, 1), 8, True),
     "a stride beyond the image": (2, 3, 8, 1, 1, (1, 1), (2, 2), (0, 0), (1, 1), 4, False),
     "a stride beyond one side": (2, 2, 4, 2, 5, (1, 2), (3, 2), (0, 0), (1, 1), 4, True),
+    "one pixel, a filter beyond it": (2, 3, 64, 1, 1, (3, 3), (1, 1), (1, 1), (1, 1), 32, False),
+    "two pixels, a filter beyond them": (2, 2, 32, 2, 1, (3, 3), (2, 2), (1, 1), (1, 1), 16, True),
+    "places far beyond the image": (2, 2, 32, 3, 4, (3, 3), (1, 1), (4, 4), (4, 4), 8, False),
+    "no place but one column": (2, 2, 32, 4, 1, (2, 4), (1, 1), (1, 3), (1, 1), 8, False),
+    "a wide stem": (2, 2, 3, 12, 11, (7, 7), (2, 2), (3, 3), (1, 1), 8, False),
     "wide": (1, 1, 128, 3, 3, (3, 3), (1, 1), (1, 1), (1, 1), 130, False),
 }
 
@@ -202,7 +207,9 @@ def test_a_gradient_through_the_kernels_is_that_of_separate_modules(network: typ
     layout, loss = Layout.of(module), LOSSES["cross_entropy"]
     W = torch.stack([layout.row(module) * (1 + 0.1 * i) for i in range(3)]).to(DEVICE)
     batch = Batch(torch.randn(3, 4, 1, 8, 8).to(DEVICE), torch.randint(0, 5, (3, 4)).to(DEVICE), [4] * 3)
-    found = Layered(module, layout, loss, DEVICE).grad(W, batch, torch.full((3, layout.parameters), 99.0).to(DEVICE))
+    layered = Layered(module, layout, loss, DEVICE)
+    layered.products = "float32-strict"
+    found = layered.grad(W, batch, torch.full((3, layout.parameters), 99.0).to(DEVICE))
     wide = Batch(batch.x.double(), batch.y, batch.counts)
     expected = OneByOne(module.double(), layout, loss, DEVICE).grad(W.double(), wide)
     for a, b in zip(found, expected, strict=True):
@@ -272,7 +279,7 @@ def test_rows_that_agree_have_no_distance() -> None:
     assert not _distances(found).any()
 
 
-@pytest.mark.parametrize(("r", "m", "d"), [(4, 7, 300), (20, 20, 129), (150, 40, 50)])
+@pytest.mark.parametrize(("r", "m", "d"), [(4, 7, 300), (20, 20, 129), (150, 40, 50), (30, 150, 200)])
 def test_mixing_is_exact_to_the_last_digits(r: int, m: int, d: int) -> None:
     xi, W = torch.softmax(torch.randn(r, m), 1).to(DEVICE), torch.randn(m, d).to(DEVICE)
     U = torch.empty(r, d + 5, device=DEVICE)[:, :d]
@@ -309,3 +316,41 @@ def test_large_matrices_are_left_to_the_kernels(monkeypatch: pytest.MonkeyPatch)
     co.squared_distances(W, columns=torch.arange(5))
     co.cosine_distances(W, origin=W[0])
     assert len(called) == 3
+
+
+def test_a_pair_much_nearer_than_the_others_is_looked_at_in_double_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside models that are far away, single precision would blur what tells two of them apart (trap T14)."""
+    W = (10 * torch.randn(12, 700)).to(DEVICE)
+    W[5] = W[4] + 1e-4 * torch.randn(700).to(DEVICE)
+    plain = co.squared_distances(W)[0], co.cosine_distances(W)
+    monkeypatch.setattr(co, "LARGE", 0)
+    assert torch.equal(co.squared_distances(W)[0], plain[0]) and torch.equal(co.cosine_distances(W), plain[1])
+    exact = W.double()
+    assert float(plain[0][4, 5]) == pytest.approx(float((exact[4] - exact[5]).square().sum()), rel=1e-5)
+
+
+@pytest.mark.parametrize("case", ["few channels", "many channels, a stride", "one channel"])
+def test_weights_gradients_with_tf32_have_more_digits_than_that(case: str) -> None:
+    k, n, channels, height, width, size, stride, padding, dilation, outputs, _ = CONVOLUTIONS[case]
+    x, weight = drawn(k * n, channels, height, width), drawn(k, outputs, channels, *size)
+    with tf32(True):
+        y = kernels.Convolution.apply(x, weight, None, None, None, (stride, padding, dilation))
+        slope = torch.randn_like(y)
+        dw = torch.autograd.grad(y, weight, slope)[0]
+    X, Wd = as_double(x, weight)
+    assert X is not None and Wd is not None
+    expected = torch.cat([F.conv2d(own, Wd[i], None, stride, padding, dilation) for i, own in enumerate(X.chunk(k))])
+    found = torch.autograd.grad(expected, Wd, slope.double())[0]
+    assert_near(dw, found, 2e-5)
+    assert not torch.equal(dw.double(), found)
+
+
+@pytest.mark.parametrize("d", [640, 642, 643])
+def test_rows_may_begin_anywhere(d: int) -> None:
+    """In memory that is read four numbers at a time, two, or one."""
+    W = torch.randn(6, d).to(DEVICE)[:, : d - 4]
+    found, _ = kernels.gram(W)
+    assert_near(_distances(found), torch.cdist(W.double(), W.double()).square(), 1e-5)
+    xi, U = torch.softmax(torch.randn(6, 6), 1).to(DEVICE), torch.empty(6, d, device=DEVICE)[:, : d - 4]
+    kernels.mix(xi, W, U)
+    assert_near(U, xi.double() @ W.double(), 2e-7)

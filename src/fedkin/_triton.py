@@ -11,14 +11,30 @@ import triton.language as tl
 
 
 @triton.jit
+def _top(x):
+    """The first eight binary digits of float32 numbers: what a bfloat16 holds exactly."""
+    return (x.to(tl.uint32, bitcast=True) & 0xFFFF0000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _near(x):
+    """The nearest number that a bfloat16 holds."""
+    return ((x.to(tl.uint32, bitcast=True) + 0x8000) & 0xFFFF0000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def convolve(
     x, w, bias, y,
-    images, H, W, OW, OHW, M, O, K, S,
+    images, H, W, OW, OHW, M, O, K, S, steps, top, left_most, across,
     stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
     C: tl.constexpr, BIASED: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
     BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """y (k, M, O) = the convolution of x (k b, H, W, C) with w (k, O, K), K = (r, s, c); M pixels a client."""
+    """y (k, M, O) = the convolution of x (k b, H, W, C) with w (k, O, K), K = (r, s, c); M pixels a client.
+
+    WHOLE: `steps` are those of the filter's places that reach the image anywhere: `across` in a row, from (top,
+    left_most) on.
+    """
     client = tl.program_id(1).to(tl.int64)
     tiles_n = tl.cdiv(O, BN)
     at_m, at_n = tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n
@@ -29,15 +45,17 @@ def convolve(
     left = x + client * images * H * W * C + ((pixel // OHW) * H * W + h * W + v) * C
     right = w + client * O * K + tl.minimum(rn, O - 1) * K
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for step in range(tl.cdiv(K, BK)):
-        k = step * BK + lane
+    for step in range(steps):
         if WHOLE:
-            tap, first = (step * BK) // C, (step * BK) % C
-            dh, dv = (tap // S) * dilation_h, (tap % S) * dilation_w
+            # Not (step * BK) // C: of that the compiler sees less, and does not fetch ahead.
+            tap, first = step // (C // BK), (step % (C // BK)) * BK
+            r, s = top + tap // across, left_most + tap % across
+            dh, dv = r * dilation_h, s * dilation_w
             inside = (h + dh >= 0) & (h + dh < H) & (v + dv >= 0) & (v + dv < W)
             a = tl.load(left[:, None] + ((dh * W + dv) * C + first + lane)[None, :], mask=inside[:, None], other=0.0)
-            b = tl.load(right[None, :] + k[:, None])
+            b = tl.load(right[None, :] + ((r * S + s) * C + first + lane)[:, None])
         else:
+            k = step * BK + lane
             tap, real = k // C, k < K
             offset = ((tap // S) * dilation_h * W + (tap % S) * dilation_w) * C + k % C
             a = tl.load(left[:, None] + offset[None, :], mask=real[None, :], other=0.0)
@@ -79,12 +97,17 @@ def convolve_back(
         q_h, q_w = low_h + place // count_w, low_w + place % count_w
         left = dy + client * images * OH * OW * O + (image * OH * OW + q_h * OW + q_w) * O
         taps_h, taps_w = (R - phase_h + STRIDE_H - 1) // STRIDE_H, (S - phase_w + STRIDE_W - 1) // STRIDE_W
+        # Those of them that reach dy from any pixel, from `top` and `left_most` on.
+        top = tl.cdiv(tl.maximum(low_h - OH + 1, 0), dilation_h)
+        left_most = tl.cdiv(tl.maximum(low_w - OW + 1, 0), dilation_w)
+        taps_h = tl.maximum(tl.minimum(taps_h, (low_h + count_h - 1) // dilation_h + 1) - top, 0)
+        taps_w = tl.maximum(tl.minimum(taps_w, (low_w + count_w - 1) // dilation_w + 1) - left_most, 0)
         right = w + client * C * R * S * O + tl.minimum(rn, C - 1) * R * S * O
         per_tap = tl.cdiv(O, BK)
         acc = tl.zeros((BM, BN), dtype=tl.float32)
         for step in range(taps_h * taps_w * per_tap):
             tap, first = step // per_tap, (step % per_tap) * BK
-            j_h, j_w = tap // taps_w, tap % taps_w
+            j_h, j_w = top + tap // taps_w, left_most + tap % taps_w
             dh, dv = j_h * dilation_h, j_w * dilation_w
             inside = (q_h >= dh) & (q_h - dh < OH) & (q_w >= dv) & (q_w - dv < OW)
             o = first + lane
@@ -105,33 +128,39 @@ def convolve_back(
 @triton.jit
 def convolve_weights(
     x, dy, dw,
-    images, H, W, OW, OHW, M, O, K, S, per_split,
+    images, H, W, M, O, K, S, per_split,
     stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
-    dw_client, dw_split, dw_output, dw_channel, dw_tap,
-    C: tl.constexpr, WHOLE: tl.constexpr, PRECISION: tl.constexpr,
+    dw_client, dw_split,
+    C: tl.constexpr, OW: tl.constexpr, OHW: tl.constexpr,
+    WHOLE: tl.constexpr, BEYOND: tl.constexpr, PRECISION: tl.constexpr, PARTS: tl.constexpr, HALF: tl.constexpr,
     BO: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """dw (k, splits, O, K): what reaches the weights of `convolve`, from x and dy (k, M, O).
 
     The pixels are shared among `splits` programs, `per_split` each, whose sums are added up afterwards, in order.
+    BEYOND: some places of the filter never reach the image, and have nothing to add up. PARTS: of float32, which matrix
+    units do not take in this order, three products of their bfloat16 parts: more digits than TF32 has. The result's
+    sides are known to the compiler: dividing by anything else would take longer here than the products.
     """
     client, split = tl.program_id(1).to(tl.int64), tl.program_id(2)
     tiles_n = tl.cdiv(K, BN)
     at_o, at_n = tl.program_id(0) // tiles_n, tl.program_id(0) % tiles_n
     ro, rn, lane = at_o * BO + tl.arange(0, BO), at_n * BN + tl.arange(0, BN), tl.arange(0, BK)
-    if WHOLE:  # neighbouring programs have the places of one channel, which lie side by side in dw
-        taps = K // C
-        tap, c = at_n % taps, (at_n // taps) * BN + tl.arange(0, BN)
+    if WHOLE:
+        tap, part = at_n // (C // BN), (at_n % (C // BN)) * BN
         dh, dv = (tap // S) * dilation_h, (tap % S) * dilation_w
-        offset = (dh * W + dv) * C + c
-        column = c * dw_channel + tap * dw_tap
+        offset = (dh * W + dv) * C + part + tl.arange(0, BN)
     else:
         offset = (((rn // C) // S) * dilation_h * W + ((rn // C) % S) * dilation_w) * C + rn % C
-        column = (rn % C) * dw_channel + (rn // C) * dw_tap
     images_of = x + client * images * H * W * C
     slopes_of = dy + client * M * O + ro
     acc = tl.zeros((BO, BN), dtype=tl.float32)
     first, last = split * per_split, tl.minimum((split + 1) * per_split, M)
+    if BEYOND:
+        low_h, low_v = tl.cdiv(tl.maximum(pad_h - dh, 0), stride_h), tl.cdiv(tl.maximum(pad_w - dv, 0), stride_w)
+        high_h, high_v = H - 1 + pad_h - dh, W - 1 + pad_w - dv
+        reached = (high_h >= low_h * stride_h) & (high_v >= low_v * stride_w) & (low_h < OHW // OW) & (low_v < OW)
+        last = tl.where(reached, last, first)
     for at in range(first, last, BK):
         pixel = at + lane
         real = pixel < last
@@ -145,26 +174,66 @@ def convolve_weights(
             b = tl.load(images_of + rows[:, None] + offset[None, :], mask=inside[:, None], other=0.0)
         else:
             b = tl.load(images_of + rows[:, None] + offset[None, :], mask=real[:, None] & (rn < K)[None, :], other=0.0)
-        acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
-    target = dw + client * dw_client + split * dw_split + ro[:, None] * dw_output + column[None, :]
+        if PARTS:
+            a_top, b_top = _near(a), _near(b)
+            a_low, b_low = _near(a - a_top), _near(b - b_top)
+            if HALF:
+                a_top, a_low = a_top.to(tl.bfloat16), a_low.to(tl.bfloat16)
+                b_top, b_low = b_top.to(tl.bfloat16), b_low.to(tl.bfloat16)
+            acc = tl.dot(tl.trans(a_low), b_top, acc, input_precision="ieee")
+            acc = tl.dot(tl.trans(a_top), b_low, acc, input_precision="ieee")
+            acc = tl.dot(tl.trans(a_top), b_top, acc, input_precision="ieee")
+        else:
+            acc = tl.dot(tl.trans(a), b, acc, input_precision=PRECISION)
+    target = dw + client * dw_client + split * dw_split + ro[:, None] * K + rn[None, :]
     tl.store(target, acc, mask=(ro < O)[:, None] & (rn < K)[None, :])
 
 
 @triton.jit
 def patches(
-    x, y, total, H, W, C, OW, OHW, K, S,
-    stride_h, stride_w, pad_h, pad_w, dilation_h, dilation_w,
-    WIDTH: tl.constexpr, BLOCK: tl.constexpr,
+    x, y, pixels, pad_h, pad_w,
+    H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, OW: tl.constexpr, OHW: tl.constexpr, K: tl.constexpr,
+    S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
+    WIDTH: tl.constexpr, BP: tl.constexpr, BW: tl.constexpr,
 ):  # fmt: skip
-    """y (n OH OW, WIDTH): for every pixel of a convolution's result what the filter sees, K = (r, s, c), then zeros."""
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    k, pixel = (at % WIDTH).to(tl.int32), at // WIDTH
-    image, place = pixel // OHW, (pixel % OHW).to(tl.int32)
-    h = (place // OW) * stride_h - pad_h + ((k // C) // S) * dilation_h
-    v = (place % OW) * stride_w - pad_w + ((k // C) % S) * dilation_w
-    inside = (at < total) & (k < K) & (h >= 0) & (h < H) & (v >= 0) & (v < W)
-    value = tl.load(x + ((image * H + h) * W + v) * C + k % C, mask=inside, other=0.0)
-    tl.store(y + at, value, mask=at < total)
+    """y (n OH OW, WIDTH): for every pixel of a convolution's result what the filter sees, K = (r, s, c), then zeros.
+
+    All sides are known to the compiler: this is arithmetic of places, most of all."""
+    pixel, k = tl.program_id(0) * BP + tl.arange(0, BP), tl.program_id(1) * BW + tl.arange(0, BW)
+    image, place = (pixel // OHW).to(tl.int64), pixel % OHW
+    h, v = (place // OW) * STRIDE_H - pad_h, (place % OW) * STRIDE_W - pad_w
+    tap = k // C
+    # Read with the pixels side by side, as they lie in x, and written with the places side by side.
+    h = h[None, :] + ((tap // S) * DILATION_H)[:, None]
+    v = v[None, :] + ((tap % S) * DILATION_W)[:, None]
+    inside = (k < K)[:, None] & (pixel < pixels)[None, :] & (h >= 0) & (h < H) & (v >= 0) & (v < W)
+    value = tl.load(x + (image * H * W * C)[None, :] + (h * W + v) * C + (k % C)[:, None], mask=inside, other=0.0)
+    target = y + pixel.to(tl.int64)[:, None] * WIDTH + k[None, :]
+    tl.store(target, tl.trans(value), mask=(pixel < pixels)[:, None])
+
+
+@triton.jit
+def rounded(x, y, n, x_row, BLOCK: tl.constexpr):
+    """y (k, n) = rows of x, in y's precision."""
+    row, at = tl.program_id(1).to(tl.int64), tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    value = tl.load(x + row * x_row + at, mask=at < n)
+    tl.store(y + row * n + at, value.to(y.dtype.element_ty), mask=at < n)
+
+
+@triton.jit
+def turned(
+    x, y, rows, columns, x_client, x_part, y_client, y_part,
+    BR: tl.constexpr, BC: tl.constexpr,
+):  # fmt: skip
+    """y (k, parts, columns, rows) = x (k, parts, rows, columns), every matrix turned over, in y's precision."""
+    part, client = tl.program_id(1).to(tl.int64), tl.program_id(2).to(tl.int64)
+    across = tl.cdiv(columns, BC)
+    r = (tl.program_id(0) // across) * BR + tl.arange(0, BR)
+    c = (tl.program_id(0) % across) * BC + tl.arange(0, BC)
+    source = x + client * x_client + part * x_part + r[:, None] * columns + c[None, :]
+    value = tl.load(source, mask=(r < rows)[:, None] & (c < columns)[None, :], other=0.0)
+    target = y + client * y_client + part * y_part + c[:, None] * rows + r[None, :]
+    tl.store(target, tl.trans(value).to(y.dtype.element_ty), mask=(c < columns)[:, None] & (r < rows)[None, :])
 
 
 @triton.jit
@@ -337,36 +406,28 @@ def adam(
 
 
 @triton.jit
-def _top(x):
-    """The first eight binary digits of float32 numbers: what a bfloat16 holds exactly."""
-    return (x.to(tl.uint32, bitcast=True) & 0xFFFF0000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
-def _near(x):
-    """The nearest number that a bfloat16 holds."""
-    return ((x.to(tl.uint32, bitcast=True) + 0x8000) & 0xFFFF0000).to(tl.float32, bitcast=True)
-
-
-@triton.jit
 def gram(
     W, scale, mean, out, squares,
     m, d, w_row, M, per_split,
-    SCALED: tl.constexpr, SINGLE: tl.constexpr, HALF: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
+    UNIT: tl.constexpr, SCALED: tl.constexpr, SINGLE: tl.constexpr, HALF: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """out (splits, M, M): products of rows of W (m, d), scaled and less their mean, over a split of the columns; and
-    squares (splits, M): of the rows before the mean is taken off.
+    squares (splits, M): of the rows before the mean is taken off. d and w_row, the way from row to row, count units.
 
-    SINGLE: one tile has all rows, and sees their mean by itself. A centred number is the sum of two bfloat16 and a rest
-    of 2^-17 of it that has either sign; the four products of the two are summed in float32, splits in float64 later.
+    SINGLE: one tile has all rows, and sees their mean by itself. A centred number is the sum of two bfloat16, top and
+    low, and a rest of 2^-17 of it that has either sign. Matrix units round sums towards zero, so that sums would shrink
+    with every product: they add up BK columns only, the smallest products first; these sums are added as float32 are,
+    and splits in float64 later. In a single tile top low^T is taken twice, in place of its mirror: the mean of `out`
+    and its mirror is right.
     """
     split, at_i, at_j = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     if at_j <= at_i:
         ri, rj, lane = at_i * BM + tl.arange(0, BM), at_j * BM + tl.arange(0, BM), tl.arange(0, BK)
-        of_i, of_j = W + ri.to(tl.int64) * w_row, W + rj.to(tl.int64) * w_row
+        of_i, of_j = W + ri.to(tl.int64) * w_row * UNIT, W + rj.to(tl.int64) * w_row * UNIT
         acc, total = tl.zeros((BM, BM), dtype=tl.float32), tl.zeros((BM,), dtype=tl.float32)
         first = split * per_split
-        last = tl.minimum(first + per_split, d)
+        last = tl.minimum(first + per_split, d * UNIT)
         for at in range(first, last, BK):
             c = at + lane
             real = (ri < m)[:, None] & (c < last)[None, :]
@@ -394,11 +455,15 @@ def gram(
             if HALF:
                 a_top, a_low = a_top.to(tl.bfloat16), a_low.to(tl.bfloat16)
                 b_top, b_low = b_top.to(tl.bfloat16), b_low.to(tl.bfloat16)
-            acc = tl.dot(a_low, tl.trans(b_low), acc, input_precision="ieee")
-            acc = tl.dot(a_top, tl.trans(b_low), acc, input_precision="ieee")
-            acc = tl.dot(a_low, tl.trans(b_top), acc, input_precision="ieee")
-            acc = tl.dot(a_top, tl.trans(b_top), acc, input_precision="ieee")
-        tl.store(out + split * M * M + ri[:, None] * M + rj[None, :], acc)
+            part = tl.dot(a_low, tl.trans(b_low), input_precision="ieee")
+            if SINGLE:
+                part = 2.0 * tl.dot(a_top, tl.trans(b_low), 0.5 * part, input_precision="ieee")
+            else:
+                part = tl.dot(a_top, tl.trans(b_low), part, input_precision="ieee")
+                part = tl.dot(a_low, tl.trans(b_top), part, input_precision="ieee")
+            part = tl.dot(a_top, tl.trans(b_top), part, input_precision="ieee")
+            acc += 2.0 * part  # a factor keeps the compiler from adding up in the matrix units after all
+        tl.store(out + split * M * M + ri[:, None] * M + rj[None, :], 0.5 * acc)
         if at_i == at_j:
             tl.store(squares + split * M + ri, total)
 
@@ -406,35 +471,48 @@ def gram(
 @triton.jit
 def mix(
     xi, W, U,
-    r, m, D, w_row, u_row,
-    HALF: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
+    r, m, D, w_row, u_row, R, M, tiles,
+    UNIT: tl.constexpr, SINGLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
-    """U (r, D) = xi W, W (m, D), from xi (3, r, m) in three parts that a bfloat16 holds exactly, as W is taken apart
+    """U (r, D) = xi W, W (m, D), from xi (3, R, M) in three parts that a bfloat16 holds exactly, as W is taken apart
     here. Of nine products the three smallest are left out. With xi the identity, U is W bit for bit.
+
+    A program goes from tile to tile of the columns. SINGLE: M is BK, so that it keeps xi at hand. Matrix units add up
+    BK rows at a time, the smallest products first, as in `gram`. D, w_row and u_row count units.
     """
-    rm, rn = tl.program_id(1) * BM + tl.arange(0, BM), tl.program_id(0).to(tl.int64) * BN + tl.arange(0, BN)
-    lane = tl.arange(0, BK)
-    acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for at in range(0, m, BK):
-        k = at + lane
-        w = tl.load(
-            W + k.to(tl.int64)[:, None] * w_row + rn[None, :], mask=(k < m)[:, None] & (rn < D)[None, :], other=0.0
-        )
-        high = _top(w)
-        middle = _top(w - high)
-        low = w - high - middle
-        known = (rm < r)[:, None] & (k < m)[None, :]
-        source = xi + rm[:, None] * m + k[None, :]
-        x_high = tl.load(source, mask=known, other=0.0)
-        x_middle = tl.load(source + r * m, mask=known, other=0.0)
-        x_low = tl.load(source + 2 * r * m, mask=known, other=0.0)
-        if HALF:
-            high, middle, low = high.to(tl.bfloat16), middle.to(tl.bfloat16), low.to(tl.bfloat16)
-            x_high, x_middle, x_low = x_high.to(tl.bfloat16), x_middle.to(tl.bfloat16), x_low.to(tl.bfloat16)
-        acc = tl.dot(x_low, high, acc, input_precision="ieee")
-        acc = tl.dot(x_middle, middle, acc, input_precision="ieee")
-        acc = tl.dot(x_high, low, acc, input_precision="ieee")
-        acc = tl.dot(x_middle, high, acc, input_precision="ieee")
-        acc = tl.dot(x_high, middle, acc, input_precision="ieee")
-        acc = tl.dot(x_high, high, acc, input_precision="ieee")
-    tl.store(U + rm.to(tl.int64)[:, None] * u_row + rn[None, :], acc, mask=(rm < r)[:, None] & (rn < D)[None, :])
+    rm, lane, k = tl.program_id(1) * BM + tl.arange(0, BM), tl.arange(0, BN), tl.arange(0, BK)
+    source = xi + rm[:, None] * M + k[None, :]
+    of_m = U + rm.to(tl.int64)[:, None] * u_row * UNIT
+    if SINGLE:
+        x_high, x_middle, x_low = tl.load(source), tl.load(source + R * M), tl.load(source + 2 * R * M)
+        of_k = W + k.to(tl.int64)[:, None] * w_row * UNIT
+        for tile in range(tl.program_id(0), tiles, tl.num_programs(0)):
+            rn = tile * BN + lane
+            w = tl.load(of_k + rn[None, :], mask=(k < m)[:, None] & (rn < D * UNIT)[None, :], other=0.0)
+            acc = _product(x_high, x_middle, x_low, w)
+            tl.store(of_m + rn[None, :], acc, mask=(rm < r)[:, None] & (rn < D * UNIT)[None, :])
+    else:
+        rn = tl.program_id(0) * BN + lane
+        acc = tl.zeros((BM, BN), dtype=tl.float32)
+        for at in range(0, m, BK):
+            known = (at + k < m)[:, None] & (rn < D * UNIT)[None, :]
+            of_k = W + (at + k).to(tl.int64)[:, None] * w_row * UNIT
+            w = tl.load(of_k + rn[None, :], mask=known, other=0.0)
+            x_high, x_middle = tl.load(source + at), tl.load(source + at + R * M)
+            acc += 2.0 * _product(x_high, x_middle, tl.load(source + at + 2 * R * M), w)
+        tl.store(of_m + rn[None, :], 0.5 * acc, mask=(rm < r)[:, None] & (rn < D * UNIT)[None, :])
+
+
+@triton.jit
+def _product(x_high, x_middle, x_low, w):
+    """x w, x in three parts."""
+    high = _top(w)
+    middle = _top(w - high)
+    low = (w - high - middle).to(x_high.dtype)
+    high, middle = high.to(x_high.dtype), middle.to(x_high.dtype)
+    part = tl.dot(x_low, high, input_precision="ieee")
+    part = tl.dot(x_middle, middle, part, input_precision="ieee")
+    part = tl.dot(x_high, low, part, input_precision="ieee")
+    part = tl.dot(x_middle, high, part, input_precision="ieee")
+    part = tl.dot(x_high, middle, part, input_precision="ieee")
+    return tl.dot(x_high, high, part, input_precision="ieee")

@@ -29,6 +29,10 @@ GPU_BLOCK = 1 << 25
 GROUP = 64
 """Rows of a Gram matrix that are made at a time, up to the diagonal only: the other half is their mirror."""
 
+BLURRED = 1e-3
+"""Pairs whose squared distance is below this, relative to their squared distances from the mean, are looked at in
+float64: a GPU's kernels are exact to 1e-7 of the latter."""
+
 SAME = 1e-10
 """A median below this (relative to the squared norm) means that the models agree: rounding, not distance (trap T27)."""
 
@@ -48,7 +52,7 @@ def full_precision() -> Iterator[None]:
 
 
 def _by_kernel(W: Tensor) -> bool:
-    return kernels.usable(W) and W.dtype == torch.float32 and W.numel() >= LARGE and W.stride(1) == 1
+    return kernels.roomy(W) and W.dtype == torch.float32 and W.numel() >= LARGE and W.stride(1) == 1
 
 
 # ---- W in blocks of columns ----
@@ -114,7 +118,9 @@ def squared_distances(W: Tensor, columns: Tensor | None = None, rows: Tensor | N
     """
     if columns is None and rows is None and _by_kernel(W):
         gram, norms = kernels.gram(W)
-        return _distances_of(gram), norms
+        distances = _distances_of(gram)
+        if _sharp(distances, gram):
+            return distances, norms
     m = len(W) if rows is None else len(rows)
     gram = torch.zeros(m + 1, m + 1, dtype=torch.float64, device=W.device)
     for block, room in _blocks(W, columns, rows):
@@ -134,8 +140,12 @@ def cosine_distances(
     With `origin` (d,) of w_i - origin instead. A row of zeros has no direction: its distance to others is one half.
     """
     if columns is None and rows is None and origin is None and _by_kernel(W):
-        lengths = torch.linalg.vector_norm(W, dim=1, dtype=torch.float64)
-        return _distances_of(kernels.gram(W, torch.where(lengths > 0, 1 / lengths, 0.0))[0]) / 2
+        # In float32: lengths that are off by e change 1 - cos by e of it, and by the square of e.
+        lengths = torch.linalg.vector_norm(W, dim=1)
+        gram, _ = kernels.gram(W, torch.where(lengths > 0, 1 / lengths, 0.0))
+        distances = _distances_of(gram)
+        if _sharp(distances, gram):
+            return distances / 2
     m = len(W) if rows is None else len(rows)
     squares = torch.zeros(m, dtype=torch.float64, device=W.device)
     for block, _ in _blocks(W, columns, rows, origin):
@@ -147,6 +157,12 @@ def cosine_distances(
         unit -= torch.mean(unit, 0, out=room[m])
         _add_products(gram, unit)
     return _distances_of(_mirrored(gram)) / 2
+
+
+def _sharp(distances: Tensor, gram: Tensor) -> bool:
+    """Whether distances that came from a Gram matrix in single precision are much larger than its errors."""
+    squares = gram.diagonal()
+    return bool((2 * distances >= BLURRED * (squares[:, None] + squares[None, :])).fill_diagonal_(True).all())
 
 
 def _distances_of(gram: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ there and nowhere else. `usable` says where Triton's kernels apply; elsewhere `l
 from __future__ import annotations
 
 import importlib.util
+import math
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
@@ -27,7 +28,20 @@ def installed() -> bool:
 
 def usable(x: Tensor) -> bool:
     """Whether these functions can take x: on a GPU, in a precision that its matrix units know, with Triton there."""
-    return (x.is_cuda or INTERPRETED) and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and installed()
+    fits = _shared(x.device) >= 96 << 10 if x.is_cuda else INTERPRETED
+    return fits and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and installed()
+
+
+def roomy(x: Tensor) -> bool:
+    """Whether `gram` and `mix` can take x, too: they need more of a processor's own memory."""
+    return usable(x) and (not x.is_cuda or _shared(x.device) >= 224 << 10)
+
+
+@cache
+def _shared(device: torch.device) -> int:
+    """Bytes of memory of its own that a program may have; 0 on processors that do not know bfloat16."""
+    about = torch.cuda.get_device_properties(device)
+    return int(getattr(about, "shared_memory_per_block_optin", 0)) if about.major >= 8 else 0
 
 
 def convolves(layer: nn.Conv2d) -> bool:
@@ -87,7 +101,7 @@ class Linear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, sink: Sink | None, shift: Sink | None
     ) -> Tensor:
-        w = weight.to(x.dtype)
+        w = _rounded(weight, x.dtype)
         ctx.save_for_backward(x, w)
         ctx.sink, ctx.shift, ctx.biased, ctx.kind = sink, shift, bias is not None, weight.dtype
         if bias is None:
@@ -102,6 +116,18 @@ class Linear(torch.autograd.Function):
         db = dy.sum(1, dtype=ctx.kind) if ctx.biased else None
         dw = _product(dy.mT, x, torch.empty_like(w, dtype=ctx.kind) if ctx.sink is None else ctx.sink.take())
         return dx, dw if ctx.sink is None else None, _deliver(db, ctx.shift), None, None
+
+
+def _rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """`weight.to(dtype)`, faster where each client's part is one piece of a row."""
+    if weight.dtype == dtype or not usable(weight) or not weight[0].is_contiguous():
+        return weight.to(dtype)
+    from . import _triton
+
+    y = torch.empty(weight.shape, dtype=dtype, device=weight.device)
+    n = weight[0].numel()
+    _triton.rounded[(_cdiv(n, 2048), len(weight))](weight, y, n, weight.stride(0), BLOCK=2048)
+    return y
 
 
 def _product(a: Tensor, b: Tensor, out: Tensor) -> Tensor:
@@ -149,17 +175,30 @@ class Shape:
     @property
     def whole(self) -> bool:
         """Whether there are enough channels to go through a filter place by place."""
-        return self.channels % 64 == 0
+        return self.channels % (32 if self.filter == (1, 1) else 64) == 0
 
     @property
     def tiny(self) -> bool:
         """Whether what a filter sees is so little that it is written down for every pixel."""
-        return self.taps <= 64 and self.channels % 16 != 0
+        return self.taps <= 192 and self.channels % 16 != 0
 
     def unfolded(self) -> Shape:
         """The same as a filter of one pixel over images of what the filter sees."""
-        width, one, none = _tile(self.taps, 64, 32), (1, 1), (0, 0)
+        width, one, none = 32 if self.taps <= 32 else _cdiv(self.taps, 64) * 64, (1, 1), (0, 0)
         return replace(self, sides=self.results, channels=width, filter=one, stride=one, padding=none, dilation=one)
+
+    @property
+    def reach(self) -> tuple[Pair, Pair]:
+        """The first place of the filter that meets the image anywhere, and the number of such places, along each side.
+
+        On an image of one pixel, eight places of nine of a filter that goes one beyond it see zeros alone."""
+        found = []
+        for side, result, pad, size, step, move in zip(
+            self.sides, self.results, self.padding, self.filter, self.dilation, self.stride, strict=True
+        ):
+            seen = [r for r in range(size) if any(0 <= o * move - pad + r * step < side for o in range(result))]
+            found.append((seen[0], len(seen)) if seen else (0, 0))
+        return tuple(zip(*found, strict=True))  # type: ignore[return-value]
 
     def padded(self) -> Shape:
         """The same over images that have their zeros around them."""
@@ -183,17 +222,18 @@ class Convolution(torch.autograd.Function):
         k, outputs, channels, r, s = weight.shape
         image = x.permute(0, 2, 3, 1).contiguous()
         shape = Shape(k, len(x) // k, (x.shape[2], x.shape[3]), channels, outputs, (r, s), *moves)
-        ctx.save_for_backward(image, weight)
-        ctx.sink, ctx.shift, ctx.biased, ctx.shape = sink, shift, bias is not None, shape
-        filters = weight.permute(0, 1, 3, 4, 2).to(x.dtype).flatten(2)  # (k, C', R S C)
-        return _convolved(*_prepared(image, shape), filters.contiguous(), bias).permute(0, 3, 1, 2)
+        seen, left = _prepared(image, shape)
+        ctx.save_for_backward(seen, weight)
+        ctx.sink, ctx.shift, ctx.biased, ctx.shape, ctx.left = sink, shift, bias is not None, shape, left
+        filters = _turned(weight.flatten(3), x.dtype).flatten(2)  # (k, C', R S C)
+        return _convolved(seen, left, filters, bias).permute(0, 3, 1, 2)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-        image, weight = ctx.saved_tensors
+        seen, weight = ctx.saved_tensors
         slope = dy.permute(0, 2, 3, 1).contiguous()
         dx = _back_to_images(slope, weight, ctx.shape) if ctx.needs_input_grad[0] else None
-        dw = _back_to_weights(*_prepared(image, ctx.shape), slope, ctx.shape, ctx.sink)
+        dw = _back_to_weights(seen, ctx.left, slope, ctx.shape, ctx.sink)
         db = slope.view(len(weight), -1, slope.shape[-1]).sum(1, dtype=weight.dtype) if ctx.biased else None
         return dx, dw, _deliver(db, ctx.shift), None, None, None
 
@@ -205,15 +245,39 @@ def _prepared(image: Tensor, shape: Shape) -> tuple[Tensor, Shape]:
     if shape.tiny:
         left, (oh, ow) = shape.unfolded(), shape.results
         seen = torch.empty(len(image), oh, ow, left.channels, dtype=image.dtype, device=image.device)
-        _triton.patches[(_cdiv(seen.numel(), 1024),)](
-            image, seen, seen.numel(), *shape.sides, shape.channels, ow, oh * ow, shape.taps, shape.filter[1],
-            *shape.stride, *shape.padding, *shape.dilation, WIDTH=left.channels, BLOCK=1024,
+        pixels = len(image) * oh * ow
+        _triton.patches[(_cdiv(pixels, 64), left.channels // 32)](
+            image, seen, pixels, *shape.padding,
+            *shape.sides, shape.channels, ow, oh * ow, shape.taps, shape.filter[1], *shape.stride, *shape.dilation,
+            WIDTH=left.channels, BP=64, BW=32,
         )  # fmt: skip
         return seen, left
     if shape.whole or not any(shape.padding):
         return image, shape
     (h, w) = shape.padding
     return F.pad(image, (0, 0, w, w, h, h)), shape.padded()
+
+
+def _turned(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """(k, n, R, C) -> (k, n, C, R), laid out anew in this precision; x may be a view of rows."""
+    k, parts, rows, columns = x.shape
+    return _turn(x, torch.empty(k, parts, columns, rows, dtype=dtype, device=x.device))
+
+
+def _turn(x: Tensor, y: Tensor) -> Tensor:
+    """Writes x (k, n, R, C) into y (k, n, C, R); both may be views of rows, their matrices in one piece each."""
+    from . import _triton
+
+    k, parts, rows, columns = x.shape
+    if rows == 1 or columns == 1:
+        return y.copy_(x.reshape(y.shape))
+    assert x.stride()[2:] == (columns, 1) and y.stride()[2:] == (rows, 1)
+    br, bc = _tile(rows, 64), _tile(columns, 64)
+    br, bc = min(br * (64 // bc), _tile(rows, 256)), min(bc * (64 // br), _tile(columns, 256))
+    _triton.turned[(_cdiv(rows, br) * _cdiv(columns, bc), parts, k)](
+        x, y, rows, columns, x.stride(0), x.stride(1), y.stride(0), y.stride(1), BR=br, BC=bc
+    )
+    return y
 
 
 def _convolved(image: Tensor, shape: Shape, filters: Tensor, bias: Tensor | None) -> Tensor:
@@ -226,11 +290,14 @@ def _convolved(image: Tensor, shape: Shape, filters: Tensor, bias: Tensor | None
     y = torch.empty(len(image), oh, ow, shape.outputs, dtype=image.dtype, device=image.device)
     pixels = shape.images * oh * ow
     bm, bn, bk, warps, stages = tiles(shape.outputs, image.dtype)
+    bk = min(bk, 32) if shape.channels % 64 and shape.whole else bk
+    (top, left), (down, across) = shape.reach
+    steps = down * across * (shape.channels // bk) if shape.whole else _cdiv(shape.taps, bk)
     _triton.convolve[(_cdiv(pixels, bm) * _cdiv(shape.outputs, bn), shape.clients)](
         image, filters, None if bias is None else bias.contiguous(), y,
         shape.images, *shape.sides, ow, oh * ow, pixels, shape.outputs, shape.taps, shape.filter[1],
-        *shape.stride, *shape.padding, *shape.dilation,
-        C=shape.channels, BIASED=bias is not None, WHOLE=shape.channels % bk == 0, PRECISION=_precision(image),
+        steps, top, left, across, *shape.stride, *shape.padding, *shape.dilation,
+        C=shape.channels, BIASED=bias is not None, WHOLE=shape.whole, PRECISION=_precision(image),
         BM=bm, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
     return y
@@ -241,15 +308,20 @@ Tiles = tuple[int, int, int, int, int]
 
 def tiles(outputs: int, dtype: torch.dtype) -> Tiles:
     """How a product is cut for one program: pixels, outputs and inputs at a time; its warps and its stages."""
-    bn, bk = _tile(outputs, 128), 64 if dtype != torch.float32 else 32
-    return 128, bn, bk, 8 if bn >= 128 else 4, 3
+    return 128, _tile(outputs, 128), 64 if dtype != torch.float32 else 32, 4, 3
+
+
+def tiles_of_weights(shape: Shape, dtype: torch.dtype) -> Tiles:
+    """The same for a product that sums over pixels: outputs, inputs and pixels at a time."""
+    bn = min(64, shape.channels) if shape.whole else _tile(shape.taps, 128, 32)
+    return _tile(shape.outputs, 128 if bn <= 64 else 64, 32), bn, 64 if dtype != torch.float32 else 32, 4, 3
 
 
 def _back_to_images(slope: Tensor, weight: Tensor, shape: Shape) -> Tensor:
     """dx (k b, C, H, W) from dy (k b, H', W', C')."""
     from . import _triton
 
-    filters = weight.permute(0, 2, 3, 4, 1).to(slope.dtype).contiguous()  # (k, C, R, S, C')
+    filters = _turned(weight.flatten(2).unsqueeze(1), slope.dtype)  # (k, 1, C R S, C')
     dx = torch.empty(len(slope), *shape.sides, shape.channels, dtype=slope.dtype, device=slope.device)
     bm, bn, bk, warps, stages = tiles(shape.channels, slope.dtype)
     (height, width), (down, across) = shape.sides, shape.stride
@@ -269,36 +341,35 @@ def _back_to_weights(image: Tensor, shape: Shape, slope: Tensor, plain: Shape, s
     from . import _triton
 
     (oh, ow), k, (r, s) = shape.results, shape.clients, plain.filter
-    pixels, half = shape.images * oh * ow, slope.dtype != torch.float32
-    bo, bk = _tile(shape.outputs, 64, 32), 64 if half else 32
-    whole = shape.whole or plain.tiny
-    bn = min(shape.channels, 128 if shape.channels % 128 == 0 else 64) if whole else _tile(shape.taps, 128, 32)
+    pixels = shape.images * oh * ow
+    bo, bn, bk, warps, stages = tiles_of_weights(shape, slope.dtype)
     programs = _cdiv(shape.outputs, bo) * _cdiv(shape.taps, bn)
     splits = min(_cdiv(ENOUGH, k * programs), _cdiv(pixels, 16 * bk))
     per_split = _cdiv(_cdiv(pixels, splits), bk) * bk
     splits = _cdiv(pixels, per_split)
-    direct = splits == 1 and shape.channels == plain.channels
-    full = (k, plain.outputs, plain.channels, r, s)
-    if direct:
-        dw = torch.empty(full, device=slope.device) if sink is None else sink.take()
-        strides = (dw.stride(0), 0, dw.stride(1), dw.stride(2), 1)
-    else:
-        dw = torch.empty(k, splits, shape.outputs, shape.taps, device=slope.device)
-        strides = (dw.stride(0), dw.stride(1), dw.stride(2), 1, shape.channels)
+    dw = torch.empty(k, splits, shape.outputs, shape.taps, device=slope.device)
     _triton.convolve_weights[(programs, k, splits)](
         image, slope, dw,
-        shape.images, *shape.sides, ow, oh * ow, pixels, shape.outputs, shape.taps, shape.filter[1], per_split,
-        *shape.stride, *shape.padding, *shape.dilation, *strides,
-        C=shape.channels, WHOLE=whole, PRECISION=_precision(slope), BO=bo, BN=bn, BK=bk, num_warps=4, num_stages=3,
+        shape.images, *shape.sides, pixels, shape.outputs, shape.taps, shape.filter[1], per_split,
+        *shape.stride, *shape.padding, *shape.dilation, dw.stride(0), dw.stride(1),
+        C=shape.channels, OW=ow, OHW=oh * ow,
+        WHOLE=shape.whole, BEYOND=shape.whole and shape.reach[1] != shape.filter, PRECISION=_precision(slope),
+        PARTS=slope.dtype == torch.float32 and _precision(slope) == "tf32", HALF=slope.is_cuda,
+        BO=bo, BN=bn, BK=bk, num_warps=warps, num_stages=stages,
     )  # fmt: skip
-    if direct:
-        return dw if sink is None else None
-    total = dw.sum(1)[..., : plain.taps].view(k, plain.outputs, r, s, plain.channels).permute(0, 1, 4, 2, 3)
-    return _deliver(total, sink)
+    total = dw.sum(1) if splits > 1 else dw[:, 0]
+    if shape.channels != plain.channels:  # what the filter saw in one piece, and zeros
+        total = total[..., : plain.taps].contiguous()
+    gradient = torch.empty(k, plain.outputs, plain.channels, r, s, device=slope.device) if sink is None else sink.take()
+    _turn(total.view(k, plain.outputs, r * s, plain.channels), gradient.flatten(3))
+    return gradient if sink is None else None
 
 
-ENOUGH = 528
-"""Programs that keep a GPU's processors busy: four for each of 132."""
+PROCESSORS = 132
+"""Of an H100 or H200. With other numbers of them, some wait a little at the end."""
+
+ENOUGH = 4 * PROCESSORS
+"""Programs that keep them busy."""
 
 
 class ReluPool(torch.autograd.Function):
@@ -468,7 +539,7 @@ def adam(
 
 def gram(W: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(m, m) products of the rows of W (m, d), times scale (m,) and less their mean; and (m,) squares of these rows
-    before the mean is taken off; in float64. Errors are of 1e-9 of the longest centred row where d is large."""
+    before the mean is taken off; in float64. Errors are of 1e-7 of the squared lengths of the centred rows."""
     from . import _triton
 
     m, d = W.shape
@@ -484,11 +555,13 @@ def gram(W: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     mean = None
     if tiles > 1:
         mean = W.mean(0) if factor is None else (factor / m) @ W
+    unit = math.gcd(4, d, W.stride(0))
     _triton.gram[(splits, tiles, tiles)](
-        W, factor, mean, out, squares, m, d, W.stride(0), M, per_split,
-        SCALED=factor is not None, SINGLE=tiles == 1, HALF=W.is_cuda, BM=bm, BK=64, num_warps=8, num_stages=3,
+        W, factor, mean, out, squares, m, d // unit, W.stride(0) // unit, M, per_split,
+        UNIT=unit, SCALED=factor is not None, SINGLE=tiles == 1, HALF=W.is_cuda, BM=bm, BK=64, num_warps=8, num_stages=3,
     )  # fmt: skip
-    lower = out.sum(0, dtype=torch.float64)[:m, :m].tril()
+    products = out.sum(0, dtype=torch.float64)[:m, :m]
+    lower = products.tril() if tiles > 1 else ((products + products.T) / 2).tril()
     return lower + lower.tril(-1).T, squares.sum(0, dtype=torch.float64)[:m]
 
 
@@ -500,13 +573,17 @@ def mix(xi: Tensor, W: Tensor, out: Tensor) -> None:
     """out (r, D) = xi W, as exact as single precision; `out` may be W itself if it has at most 128 rows."""
     from . import _triton
 
-    r, m = xi.shape
-    parts, rest = [], xi.float()
-    for _ in range(3):
-        parts.append((rest.view(torch.int32) & -65536).view(torch.float32))
-        rest = rest - parts[-1]
-    bm = _tile(r, 128)
-    _triton.mix[(_cdiv(W.shape[1], 128), _cdiv(r, bm))](
-        torch.stack(parts), W, out, r, m, W.shape[1], W.stride(0), out.stride(0),
-        HALF=W.is_cuda, BM=bm, BN=128, BK=32, num_warps=8, num_stages=2,
+    (r, m), D, single = xi.shape, W.shape[1], xi.shape[1] <= 128
+    bm, bn, bk = _tile(r, 128), 64 if single else 128, _tile(m, 128) if single else 32
+    rows, columns = _cdiv(r, bm) * bm, _cdiv(m, bk) * bk
+    parts = torch.zeros(3, rows, columns, dtype=torch.bfloat16 if W.is_cuda else torch.float32, device=W.device)
+    rest = xi.float()
+    for part in parts:
+        top = (rest.view(torch.int32) & -65536).view(torch.float32)
+        part[:r, :m] = top
+        rest = rest - top
+    unit, tiles = math.gcd(4, D, W.stride(0), out.stride(0)), _cdiv(D, bn)
+    _triton.mix[(min(tiles, PROCESSORS) if single else tiles, rows // bm)](
+        parts, W, out, r, m, D // unit, W.stride(0) // unit, out.stride(0) // unit, rows, columns, tiles,
+        UNIT=unit, SINGLE=single, BM=bm, BN=bn, BK=bk, num_warps=8, num_stages=3,
     )  # fmt: skip
