@@ -138,7 +138,7 @@ def test_no_distance_between_models_that_agree_up_to_rounding_is_negative(seed: 
 def test_models_that_differ_by_rounding_are_taken_for_equal() -> None:
     """Attention stays uniform rather than sort clients by their last bits."""
     base = random(1000, dtype=torch.float32)
-    W = torch.where(random(20, 1000, seed=1) > 0, base, torch.nextafter(base, torch.tensor(torch.inf)))
+    W = torch.where(random(20, 1000, seed=1) > 0, base, torch.nextafter(base, torch.full_like(base, torch.inf)))
     distances, norms = squared_distances(W)
     cosines = cosine_distances(W)
     assert 0 < median_of_pairs(distances) < SAME * norms.mean().item()

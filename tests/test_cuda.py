@@ -281,13 +281,13 @@ def test_clients_in_chunks_are_those_trained_at_once(tmp_path):
 
 def test_the_memory_of_a_run_is_its_own_and_not_that_of_a_larger_one_before(tmp_path):
     peaks = []
-    for width in (4096, 16):
+    for width in (16384, 16):
         gc.collect()  # what the run before still holds counts as used
         settings = {"rounds": 2, "model": {"name": "mlp", "settings": {"hidden": [width]}}}
         run = fedkin.run(settings, device="cuda", out=tmp_path / str(width))
         peaks.append(run.summary["peak_bytes"])
         assert all(0 < line["peak_bytes"] <= peaks[-1] for line in run.rounds if "peak_bytes" in line)
-    assert 0 < peaks[1] < peaks[0] / 10
+    assert 0 < peaks[1] < peaks[0] / 3  # there is room for the GPU's libraries in both
 
 
 @pytest.fixture

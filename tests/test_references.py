@@ -340,6 +340,7 @@ def test_a_damaged_file_is_told(tmp_path, text):
 
 
 def test_the_command(command, tmp_path, capsys):
+    pytest.importorskip("plotly")
     words = ["compare", "--data", "digits", "--methods", "fedavg", "--rounds", "1", "--out", tmp_path / "c"]
     assert command(*words, "--references", "pooled") == 0
     said = capsys.readouterr().out

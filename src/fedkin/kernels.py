@@ -558,7 +558,8 @@ def gram(W: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     unit = math.gcd(4, d, W.stride(0))
     _triton.gram[(splits, tiles, tiles)](
         W, factor, mean, out, squares, m, d // unit, W.stride(0) // unit, M, per_split,
-        UNIT=unit, SCALED=factor is not None, SINGLE=tiles == 1, HALF=W.is_cuda, BM=bm, BK=64, num_warps=8, num_stages=3,
+        UNIT=unit, SCALED=factor is not None, SINGLE=tiles == 1, HALF=W.is_cuda,
+        BM=bm, BK=64, num_warps=8, num_stages=3,
     )  # fmt: skip
     products = out.sum(0, dtype=torch.float64)[:m, :m]
     lower = products.tril() if tiles > 1 else ((products + products.T) / 2).tril()

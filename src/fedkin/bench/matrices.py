@@ -14,7 +14,8 @@ from .. import collaboration, machine
 from ..config import Config
 from ..runs import Checkpoint
 from ..state import State
-from .steps import cnn, mlp
+from ..weights import Layout
+from .steps import cnn, mlp, resnet
 from .timing import Peak, Plan, Row, alone, clocked, forget, interleaved
 
 # ---- collaboration ----
@@ -23,7 +24,7 @@ from .timing import Peak, Plan, Row, alone, clocked, forget, interleaved
 def collaborations(plan: Plan) -> list[Row]:
     """Attention and mixing beside a plain copy of the weights: at full size, over clients, over parameters."""
     rows: list[Row] = []
-    d = plan.sized(1_000, 200_000, 11_200_000 if plan.cuda else 1_000_000)
+    d = plan.sized(1_000, 200_000, Layout.of(resnet("cifar", 1).module()).size if plan.cuda else 1_000_000)
     m = plan.sized(4, 100, 100)
     rows += _compared("one size", m, d, plan)
     for clients in plan.sized((2,), (10, 100), (10, 30, 100, 300, 1000)):

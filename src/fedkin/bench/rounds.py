@@ -20,7 +20,7 @@ from ..federation import Federation
 from ..runs import Writer
 from ..weights import Layout
 from .steps import Workload, cnn, mlp, resnet
-from .timing import Arithmetic, Peak, Plan, Row, alone, arithmetic, forget, setting, settle
+from .timing import Arithmetic, Peak, Plan, Row, alone, arithmetic, forget, nothing_compiled, setting, settle
 
 DIGITS: dict[str, Any] = {"method": "fedamp", "data": {"name": "digits", "split": "relabelled"}}
 EMNIST: dict[str, Any] = {"method": "fedamp", "data": {"name": "emnist", "split": "practical", "validation": 0.0}}
@@ -184,18 +184,20 @@ def _mean(rows: list[Row], name: Arithmetic) -> Row:
 
 
 def warmup(plan: Plan) -> list[Row]:
-    """The first round beside a later one, each run in a process of its own, where nothing was compiled or tuned."""
+    """The first round beside a later one, in a new process: on a GPU its kernels are compiled then, or were before."""
     runs: list[tuple[str, dict[str, Any], int]] = [("digits, MLP", DIGITS, plan.sized(2, 4, 6))]
     if plan.cuda and plan.size == "full":
         runs += [("practical EMNIST, CNN", EMNIST, 4), ("practical CIFAR-100, ResNet-18", CIFAR, 2)]
     rows = []
     for what, settings, rounds in runs:
         name: Arithmetic = "bf16" if plan.cuda else "float32"
-        plan.tell(f"{what}: the first round and later ones, in a new process")
-        row, _ = alone(_tried, what, settings, rounds, plan.device, name)
-        if "seconds" in row:
-            row["warmup_rounds"] = (row["first_seconds"] - row["seconds"]) / row["seconds"]
-        rows.append(row)
+        with nothing_compiled():
+            for kernels in ("compiled now", "compiled before") if plan.cuda else ("none",):
+                plan.tell(f"{what}: the first round and later ones, in a new process, kernels: {kernels}")
+                row, _ = alone(_tried, what, settings, rounds, plan.device, name)
+                if "seconds" in row:
+                    row["warmup_rounds"] = (row["first_seconds"] - row["seconds"]) / row["seconds"]
+                rows.append({**row, "kernels": kernels})
     return rows
 
 

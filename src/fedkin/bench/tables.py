@@ -162,6 +162,7 @@ COLUMNS: dict[str, Sequence[Column]] = {
     "warmup": (
         Column("federation", _text("workload")),
         PRECISION,
+        Column("kernels", _text("kernels")),
         Column("first round, s", _number("first_seconds")),
         Column("a later one, s", _spread("seconds")),
         Column("warm-up in rounds", _number("warmup_rounds")),

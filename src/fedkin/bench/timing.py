@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -167,6 +169,22 @@ def alone(function: Callable[..., T], *arguments: object) -> T:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context) as pool:
         return pool.submit(_with_threads, torch.get_num_threads(), function, *arguments).result()
+
+
+@contextmanager
+def nothing_compiled() -> Iterator[None]:
+    """Inside, new processes find no kernels that earlier ones compiled, but those of each other."""
+    key = "TRITON_CACHE_DIR"
+    before = os.environ.get(key)
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ[key] = folder
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ[key]
+            else:
+                os.environ[key] = before
 
 
 def _with_threads(threads: int, function: Callable[..., T], *arguments: object) -> T:
