@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedkin
+from fedkin import kernels
 from fedkin.api import prepare
 from fedkin.assembly import Assembly
 from fedkin.collaboration import cosine_distances, mix, squared_distances
@@ -288,6 +289,21 @@ def test_the_memory_of_a_run_is_its_own_and_not_that_of_a_larger_one_before(tmp_
         peaks.append(run.summary["peak_bytes"])
         assert all(0 < line["peak_bytes"] <= peaks[-1] for line in run.rounds if "peak_bytes" in line)
     assert 0 < peaks[1] < peaks[0] / 3  # there is room for the GPU's libraries in both
+
+
+def test_kernels_are_compiled_side_by_side_before_they_are_needed(monkeypatch):
+    compiled, found = [], []
+
+    def compile(noted: list[Any]) -> None:
+        found.extend(noted)
+        own(noted)  # what goes wrong in it would not be seen, since they are compiled when they are needed, too
+        compiled.append(len(noted))
+
+    own = kernels._compile
+    monkeypatch.setattr(kernels, "_compile", compile)
+    a = ready("cnn")
+    a.cohort.fit(start(a), 1)
+    assert compiled == [len(found)] and len(found) > 5
 
 
 @pytest.fixture

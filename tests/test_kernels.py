@@ -253,6 +253,33 @@ def test_these_kernels_are_for_matrix_units_alone() -> None:
         assert not kernels.convolves(other)
 
 
+# Compiled ahead
+
+
+def test_a_rehearsal_notes_each_kernel_once_and_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[str] = []
+    monkeypatch.setattr(kernels, "_compile", lambda found: noted.extend(each[0].__name__ for each in found))
+    x, weight = drawn(4, 64, 5, 5), drawn(2, 8, 64, 3, 3)
+    G = torch.full(weight.shape, 99.0, device=DEVICE)
+
+    def step() -> Tensor:
+        sink = kernels.Sink(G, "weight", set())
+        y = kernels.Convolution.apply(x, weight, None, sink, None, ((1, 1), (1, 1), (1, 1)))
+        y.sum().backward()
+        return y
+
+    def twice() -> None:
+        step()
+        step()
+
+    kernels.rehearse(twice)
+    assert sorted(noted) == ["convolve", "convolve_back", "convolve_weights", "turned", "turned", "turned"]
+    assert (G == 99).all(), "something was started"
+    assert torch.equal(step(), step()) and not (G == 99).any()
+    kernels.rehearse(lambda: 1 / 0)  # the step itself will tell
+    assert kernels._noted is None
+
+
 # Who helps whom
 
 

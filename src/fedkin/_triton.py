@@ -9,6 +9,13 @@ inside the image; otherwise images come with zeros around them.
 import triton
 import triton.language as tl
 
+# Numbers that are named here are not looked at by the compiler, which would else make a kernel for ones, one for
+# multiples of 16 and one for others: what has to be compiled anew for a layer of another size is less by half.
+SIDES = ["images", "H", "W", "M", "R", "S"]
+PLACES = ["OH", "OW", "OHW", "steps", "top", "left_most", "across"]
+MOVES = ["stride_h", "stride_w", "pad_h", "pad_w"]
+SHARES = ["P", "splits"]
+
 
 @triton.jit
 def _top(x):
@@ -22,7 +29,7 @@ def _near(x):
     return ((x.to(tl.uint32, bitcast=True) + 0x8000) & 0xFFFF0000).to(tl.float32, bitcast=True)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIDES + PLACES + MOVES)
 def convolve(
     x, w, bias, y,
     images, H, W, OW, OHW, M, O, K, S, steps, top, left_most, across,
@@ -67,7 +74,7 @@ def convolve(
     tl.store(target, acc.to(y.dtype.element_ty), mask=(rm < M)[:, None] & (rn < O)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIDES + PLACES + MOVES)
 def convolve_back(
     dy, w, dx,
     images, H, W, OH, OW, C, O, R, S,
@@ -125,7 +132,7 @@ def convolve_back(
         tl.store(target, acc.to(dx.dtype.element_ty), mask=(rm < M)[:, None] & (rn < C)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIDES)
 def convolve_weights(
     x, dy, dw,
     images, H, W, M, O, K, S, per_split,
@@ -236,7 +243,7 @@ def turned(
     tl.store(target, tl.trans(value).to(y.dtype.element_ty), mask=(c < columns)[:, None] & (r < rows)[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIDES + PLACES)
 def pool(x, y, where, OW, OH, H, W, C, P: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr):
     """y (n, OH, OW, C) = relu of the largest of P x P pixels, and (uint8) which of them it was, the first of equals.
 
@@ -259,7 +266,7 @@ def pool(x, y, where, OW, OH, H, W, C, P: tl.constexpr, BV: tl.constexpr, BC: tl
     tl.store(where + target, tl.where(best == 0, 255, chosen).to(tl.uint8), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SIDES + PLACES)
 def pool_back(dy, where, dx, OW, OH, H, W, C, P: tl.constexpr, BV: tl.constexpr, BC: tl.constexpr):
     """dx (n, H, W, C) from dy (n, OH, OW, C): each slope goes to the pixel that was largest, or nowhere.
 
@@ -280,7 +287,7 @@ def pool_back(dy, where, dx, OW, OH, H, W, C, P: tl.constexpr, BV: tl.constexpr,
         tl.store(target + ((i // P) * W + i % P) * C, tl.where(chosen == i, slope, 0.0), mask=inside)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SHARES)
 def moments(x, mean, spread, P, C, splits, per_split, BP: tl.constexpr, BC: tl.constexpr):
     """Of x (k, P, C), for each client, split of its rows and channel: the mean and the sum of squares around it."""
     client, split = tl.program_id(0).to(tl.int64), tl.program_id(2)
@@ -303,7 +310,7 @@ def moments(x, mean, spread, P, C, splits, per_split, BP: tl.constexpr, BC: tl.c
     tl.store(spread + target, tl.sum(squares, 0) - total * total / count, mask=c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SHARES)
 def scaled(
     x, factor, summand, other, y,
     P, C,
@@ -324,7 +331,7 @@ def scaled(
     tl.store(y + at, value.to(y.dtype.element_ty), mask=real)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SHARES)
 def slopes(
     x, dy, y, mean, sum_dy, sum_dyx,
     P, C, splits, per_split,
@@ -351,7 +358,7 @@ def slopes(
     tl.store(sum_dyx + target, tl.sum(along, 0), mask=c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=SHARES)
 def scaled_back(
     x, dy, y, of_dy, of_x, summand, dx, dother,
     P, C,

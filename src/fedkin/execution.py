@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, grad_and_value, vmap
 
+from . import kernels
 from .layers import Plan, Rows, Unknown
 from .replay import Player
 from .task import LOSSES, Loss
@@ -322,12 +323,16 @@ class Layered(Stacked):
         super().__init__(module, layout, loss, device, pads)
         self.plan, self.evaluation = Plan.of(self.training), Plan.of(self.evaluating)
         self.statistics = {name for name, _ in self.training.named_buffers()}
+        self.rehearsed = False
 
     def _call(
         self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, out: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         k, d = len(W), self.layout.parameters
         G = W.new_empty(k, d) if out is None else out
+        if W.is_cuda and kernels.usable(W) and not self.rehearsed:
+            self.rehearsed = True
+            kernels.rehearse(lambda: self._call(W, x, y, weight, G))
         trained = {n: t.requires_grad_() for n, t in self.layout.trained(W.detach()).items()}
         left = W[:, d:].detach().clone() if self.buffered else None
         tensors = trained

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
@@ -66,6 +70,70 @@ def _precision(x: Tensor) -> str:
     """Products of float32 follow torch's switch: TF32 where it is allowed."""
     allowed = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if x.dtype != torch.float32 or allowed else "ieee"
+
+
+# ---- starting kernels ----
+
+Noted = dict[Any, tuple[Any, list[Any], dict[str, Any]]]
+_noted: Noted | None = None
+"""The kernels that a rehearsal came by; None outside of one."""
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], *given: Any, **further: Any) -> None:
+    """Starts a kernel; in a rehearsal it is noted."""
+    if _noted is None:
+        kernel[grid](*given, **further)
+        return
+    key = (kernel, tuple(map(_kind, given)), tuple(sorted(further.items())))
+    _noted.setdefault(key, (kernel, [_stand_in(value) for value in given], further))
+
+
+def _kind(value: Any) -> Any:
+    """What Triton compiles a kernel for: one for each kind."""
+    if isinstance(value, Tensor):
+        return value.dtype, value.data_ptr() % 16
+    return (value == 1, value % 16 == 0, value >= 1 << 31) if isinstance(value, int) else value
+
+
+def _stand_in(value: Any) -> Any:
+    """For a tensor, one of its type without its memory."""
+    if not isinstance(value, Tensor):
+        return value
+    from triton.runtime.jit import MockTensor
+
+    mock, offset = MockTensor(value.dtype), value.data_ptr() % 16
+    mock.data_ptr = lambda: offset
+    return mock
+
+
+def rehearse(step: Callable[[], object]) -> None:
+    """Compiles the kernels of a step, as many at a time as there are processors. The step runs once without them, on
+    whatever lies in memory, to see which they are; it must not keep what it computes.
+
+    A kernel takes half a second, and a ResNet has thirty. What cannot be compiled here will be when it is needed, and
+    what fails here fails there, too.
+    """
+    global _noted
+    noted: Noted = {}
+    _noted = noted
+    try:
+        with suppress(Exception):
+            step()
+    finally:
+        _noted = None
+    with suppress(Exception):
+        _compile(list(noted.values()))
+
+
+def _compile(noted: list[tuple[Any, list[Any], dict[str, Any]]]) -> None:
+    from triton.runtime._async_compile import AsyncCompileMode
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        with AsyncCompileMode(pool, ignore_errors=True):
+            made = [kernel.warmup(*given, grid=(1,), **further) for kernel, given, further in noted]
+        # What starts a kernel is compiled by itself, and else not before the first start.
+        ready = [each.result(True) if hasattr(each, "result") else each for each in made]
+        list(pool.map(lambda kernel: kernel._init_handles(), [each for each in ready if each is not None]))
 
 
 def call(function: type[torch.autograd.Function], *given: Any) -> Any:
@@ -126,7 +194,7 @@ def _rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
     y = torch.empty(weight.shape, dtype=dtype, device=weight.device)
     n = weight[0].numel()
-    _triton.rounded[(_cdiv(n, 2048), len(weight))](weight, y, n, weight.stride(0), BLOCK=2048)
+    _launch(_triton.rounded, (_cdiv(n, 2048), len(weight)), weight, y, n, weight.stride(0), BLOCK=2048)
     return y
 
 
@@ -246,7 +314,8 @@ def _prepared(image: Tensor, shape: Shape) -> tuple[Tensor, Shape]:
         left, (oh, ow) = shape.unfolded(), shape.results
         seen = torch.empty(len(image), oh, ow, left.channels, dtype=image.dtype, device=image.device)
         pixels = len(image) * oh * ow
-        _triton.patches[(_cdiv(pixels, 64), left.channels // 32)](
+        _launch(
+            _triton.patches, (_cdiv(pixels, 64), left.channels // 32),
             image, seen, pixels, *shape.padding,
             *shape.sides, shape.channels, ow, oh * ow, shape.taps, shape.filter[1], *shape.stride, *shape.dilation,
             WIDTH=left.channels, BP=64, BW=32,
@@ -274,8 +343,19 @@ def _turn(x: Tensor, y: Tensor) -> Tensor:
     assert x.stride()[2:] == (columns, 1) and y.stride()[2:] == (rows, 1)
     br, bc = _tile(rows, 64), _tile(columns, 64)
     br, bc = min(br * (64 // bc), _tile(rows, 256)), min(bc * (64 // br), _tile(columns, 256))
-    _triton.turned[(_cdiv(rows, br) * _cdiv(columns, bc), parts, k)](
-        x, y, rows, columns, x.stride(0), x.stride(1), y.stride(0), y.stride(1), BR=br, BC=bc
+    _launch(
+        _triton.turned,
+        (_cdiv(rows, br) * _cdiv(columns, bc), parts, k),
+        x,
+        y,
+        rows,
+        columns,
+        x.stride(0),
+        x.stride(1),
+        y.stride(0),
+        y.stride(1),
+        BR=br,
+        BC=bc,
     )
     return y
 
@@ -293,7 +373,8 @@ def _convolved(image: Tensor, shape: Shape, filters: Tensor, bias: Tensor | None
     bk = min(bk, 32) if shape.channels % 64 and shape.whole else bk
     (top, left), (down, across) = shape.reach
     steps = down * across * (shape.channels // bk) if shape.whole else _cdiv(shape.taps, bk)
-    _triton.convolve[(_cdiv(pixels, bm) * _cdiv(shape.outputs, bn), shape.clients)](
+    _launch(
+        _triton.convolve, (_cdiv(pixels, bm) * _cdiv(shape.outputs, bn), shape.clients),
         image, filters, None if bias is None else bias.contiguous(), y,
         shape.images, *shape.sides, ow, oh * ow, pixels, shape.outputs, shape.taps, shape.filter[1],
         steps, top, left, across, *shape.stride, *shape.padding, *shape.dilation,
@@ -326,7 +407,8 @@ def _back_to_images(slope: Tensor, weight: Tensor, shape: Shape) -> Tensor:
     bm, bn, bk, warps, stages = tiles(shape.channels, slope.dtype)
     (height, width), (down, across) = shape.sides, shape.stride
     most = shape.images * _cdiv(height, down) * _cdiv(width, across)
-    _triton.convolve_back[(_cdiv(most, bm) * _cdiv(shape.channels, bn), shape.clients, down * across)](
+    _launch(
+        _triton.convolve_back, (_cdiv(most, bm) * _cdiv(shape.channels, bn), shape.clients, down * across),
         slope, filters, dx,
         shape.images, *shape.sides, *shape.results, shape.channels, shape.outputs, *shape.filter,
         *shape.padding, *shape.dilation,
@@ -348,7 +430,8 @@ def _back_to_weights(image: Tensor, shape: Shape, slope: Tensor, plain: Shape, s
     per_split = _cdiv(_cdiv(pixels, splits), bk) * bk
     splits = _cdiv(pixels, per_split)
     dw = torch.empty(k, splits, shape.outputs, shape.taps, device=slope.device)
-    _triton.convolve_weights[(programs, k, splits)](
+    _launch(
+        _triton.convolve_weights, (programs, k, splits),
         image, slope, dw,
         shape.images, *shape.sides, pixels, shape.outputs, shape.taps, shape.filter[1], per_split,
         *shape.stride, *shape.padding, *shape.dilation, dw.stride(0), dw.stride(1),
@@ -387,7 +470,7 @@ class ReluPool(torch.autograd.Function):
         bc = _tile(channels, 64)
         bv = max(1, 1024 // bc)
         ctx.grid, ctx.shape = (bv, bc), (ow, oh, height, width, channels, p)
-        _triton.pool[(n * oh, _cdiv(ow, bv), _cdiv(channels, bc))](image, y, where, *ctx.shape, BV=bv, BC=bc)
+        _launch(_triton.pool, (n * oh, _cdiv(ow, bv), _cdiv(channels, bc)), image, y, where, *ctx.shape, BV=bv, BC=bc)
         ctx.save_for_backward(where)
         return y.permute(0, 3, 1, 2)
 
@@ -400,7 +483,7 @@ class ReluPool(torch.autograd.Function):
         slope = dy.permute(0, 2, 3, 1).contiguous()
         dx = torch.empty(len(dy), height, width, channels, dtype=dy.dtype, device=dy.device)
         grid = (len(dy) * _cdiv(height, p), _cdiv(_cdiv(width, p), bv), _cdiv(channels, bc))
-        _triton.pool_back[grid](slope, where, dx, *ctx.shape, BV=bv, BC=bc)
+        _launch(_triton.pool_back, grid, slope, where, dx, *ctx.shape, BV=bv, BC=bc)
         return dx.permute(0, 3, 1, 2), None
 
 
@@ -431,14 +514,26 @@ class BatchNorm(torch.autograd.Function):
         mean = torch.empty(k, splits, channels, dtype=torch.float32, device=x.device)
         spread = torch.empty_like(mean)
         grid = (k, _cdiv(channels, bc), splits)
-        _triton.moments[grid](image, mean, spread, rows, channels, splits, per_split, BP=bp, BC=bc)
+        _launch(_triton.moments, grid, image, mean, spread, rows, channels, splits, per_split, BP=bp, BC=bc)
         centre, var = _together(mean, spread, rows, per_split)
         scale = (var + eps).rsqrt()
         factor = (scale if weight is None else scale * weight).contiguous()
         summand = (-centre * factor if bias is None else bias - centre * factor).contiguous()
         y = torch.empty_like(image)
-        _triton.scaled[(_cdiv(rows, bp), k, _cdiv(channels, bc))](
-            image, factor, summand, beside, y, rows, channels, ADDED=other is not None, RELU=relu, BP=bp, BC=bc
+        _launch(
+            _triton.scaled,
+            (_cdiv(rows, bp), k, _cdiv(channels, bc)),
+            image,
+            factor,
+            summand,
+            beside,
+            y,
+            rows,
+            channels,
+            ADDED=other is not None,
+            RELU=relu,
+            BP=bp,
+            BC=bc,
         )
         ctx.save_for_backward(image, centre, scale, factor, *([y] if relu else []))
         ctx.given = weight is not None, bias is not None, other is not None, relu
@@ -457,14 +552,29 @@ class BatchNorm(torch.autograd.Function):
         rows = image.numel() // k // channels
         bc, bp, splits, per_split = _shares(k, rows, channels)
         parts = torch.empty(2, k, splits, channels, dtype=torch.float32, device=dy.device)
-        _triton.slopes[(k, _cdiv(channels, bc), splits)](
-            image, slope, y, centre, parts[0], parts[1], rows, channels, splits, per_split, RELU=relu, BP=bp, BC=bc
+        _launch(
+            _triton.slopes,
+            (k, _cdiv(channels, bc), splits),
+            image,
+            slope,
+            y,
+            centre,
+            parts[0],
+            parts[1],
+            rows,
+            channels,
+            splits,
+            per_split,
+            RELU=relu,
+            BP=bp,
+            BC=bc,
         )
         plain, along = parts.sum(2)
         of_x = -factor * scale.square() * along / rows
         summand = -factor * plain / rows - of_x * centre
         dx, beside = torch.empty_like(image), torch.empty_like(image) if added else None
-        _triton.scaled_back[(_cdiv(rows, bp), k, _cdiv(channels, bc))](
+        _launch(
+            _triton.scaled_back, (_cdiv(rows, bp), k, _cdiv(channels, bc)),
             image, slope, y, factor, of_x, summand, dx, beside, rows, channels,
             ADDED=added, RELU=relu, BP=bp, BC=bc,
         )  # fmt: skip
@@ -526,7 +636,8 @@ def adam(
     k, d = G.shape
     anchored = [] if near is None else [near.anchor]
     assert all(tensor.stride(1) == 1 for tensor in (w, G, first, second, *anchored)), "rows lie in one piece each"
-    _triton.adam[(_cdiv(d, 1024), k)](
+    _launch(
+        _triton.adam, (_cdiv(d, 1024), k),
         w, G, first, second, near and near.anchor, size, root, near and near.beta,
         d, w.stride(0), G.stride(0), first.stride(0), second.stride(0), near.anchor.stride(0) if near else 0,
         1 - betas[0], betas[1], 1 - betas[1], eps, decay,
@@ -556,7 +667,8 @@ def gram(W: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
     if tiles > 1:
         mean = W.mean(0) if factor is None else (factor / m) @ W
     unit = math.gcd(4, d, W.stride(0))
-    _triton.gram[(splits, tiles, tiles)](
+    _launch(
+        _triton.gram, (splits, tiles, tiles),
         W, factor, mean, out, squares, m, d // unit, W.stride(0) // unit, M, per_split,
         UNIT=unit, SCALED=factor is not None, SINGLE=tiles == 1, HALF=W.is_cuda,
         BM=bm, BK=64, num_warps=8, num_stages=3,
@@ -584,7 +696,8 @@ def mix(xi: Tensor, W: Tensor, out: Tensor) -> None:
         part[:r, :m] = top
         rest = rest - top
     unit, tiles = math.gcd(4, D, W.stride(0), out.stride(0)), _cdiv(D, bn)
-    _triton.mix[(min(tiles, PROCESSORS) if single else tiles, rows // bm)](
+    _launch(
+        _triton.mix, (min(tiles, PROCESSORS) if single else tiles, rows // bm),
         parts, W, out, r, m, D // unit, W.stride(0) // unit, out.stride(0) // unit, rows, columns, tiles,
         UNIT=unit, SINGLE=single, BM=bm, BN=bn, BK=bk, num_warps=8, num_stages=3,
     )  # fmt: skip

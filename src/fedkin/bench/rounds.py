@@ -38,6 +38,8 @@ class Unsaved(Simulation):
 class Rounds:
     """What some rounds came to."""
 
+    prepared: float
+    """Seconds before the first round: data are read, the way to stack is chosen, kernels are compiled for that."""
     seconds: list[float]
     """Of each round, evaluation of every model included, from the end of the one before."""
     scores: dict[str, list[float]]
@@ -63,6 +65,7 @@ def carried_out(
     """The first rounds of a run; it is stopped before it would save models."""
     forget(device)
     peak = Peak(device)
+    started = time.perf_counter()
     ready = api.prepare({**settings, "device": device.type, "rounds": rounds}, federation=federation)
     ends: list[float] = []
     scores: dict[str, list[float]] = {}
@@ -83,7 +86,14 @@ def carried_out(
     seconds = [end - start for start, end in zip([began, *ends], ends, strict=False)]
     samples = sum(ready.cohort.samples)
     return Rounds(
-        seconds, scores, len(ready.problem), samples, ready.execution.name, peak.device.type == "cuda", peak.bytes
+        began - started,
+        seconds,
+        scores,
+        len(ready.problem),
+        samples,
+        ready.execution.name,
+        peak.device.type == "cuda",
+        peak.bytes,
     )
 
 
@@ -96,6 +106,7 @@ def told(found: Rounds) -> Row:
         "seconds": statistics.median(found.later),
         "seconds_low": min(found.later),
         "seconds_high": max(found.later),
+        "prepare_seconds": found.prepared,
         "first_seconds": found.first,
         "rounds": len(found.seconds),
         **taken,
@@ -184,7 +195,7 @@ def _mean(rows: list[Row], name: Arithmetic) -> Row:
 
 
 def warmup(plan: Plan) -> list[Row]:
-    """The first round beside a later one, in a new process: on a GPU its kernels are compiled then, or were before."""
+    """The first round, with what is read, chosen and compiled before it, beside a later one, in a new process."""
     runs: list[tuple[str, dict[str, Any], int]] = [("digits, MLP", DIGITS, plan.sized(2, 4, 6))]
     if plan.cuda and plan.size == "full":
         runs += [("practical EMNIST, CNN", EMNIST, 4), ("practical CIFAR-100, ResNet-18", CIFAR, 2)]
@@ -196,7 +207,8 @@ def warmup(plan: Plan) -> list[Row]:
                 plan.tell(f"{what}: the first round and later ones, in a new process, kernels: {kernels}")
                 row, _ = alone(_tried, what, settings, rounds, plan.device, name)
                 if "seconds" in row:
-                    row["warmup_rounds"] = (row["first_seconds"] - row["seconds"]) / row["seconds"]
+                    whole = row["prepare_seconds"] + row["first_seconds"]
+                    row["warmup_rounds"] = (whole - row["seconds"]) / row["seconds"]
                 rows.append({**row, "kernels": kernels})
     return rows
 

@@ -163,6 +163,7 @@ COLUMNS: dict[str, Sequence[Column]] = {
         Column("federation", _text("workload")),
         PRECISION,
         Column("kernels", _text("kernels")),
+        Column("before it, s", _number("prepare_seconds")),
         Column("first round, s", _number("first_seconds")),
         Column("a later one, s", _spread("seconds")),
         Column("warm-up in rounds", _number("warmup_rounds")),
