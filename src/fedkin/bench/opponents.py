@@ -112,7 +112,9 @@ class Captured:
         self.x, self.y = self.inputs[0][0].clone(), batches[0].y[0].clone()
         # Graphs that are replayed in the order of their capture may share what they compute in.
         pool = torch.cuda.graph_pool_handle()
-        self.graphs = [self._captured(each, lr, name, pool) for each in self.modules]
+        # Kept beside the graphs, which write into their moments.
+        self.optimisers = [torch.optim.Adam(e.parameters(), lr=lr, fused=True, capturable=True) for e in self.modules]
+        self.graphs = [self._captured(*each, name, pool) for each in zip(self.modules, self.optimisers, strict=True)]
 
     def __call__(self) -> None:
         for i, graph in enumerate(self.graphs):
@@ -121,9 +123,9 @@ class Captured:
                 self.y.copy_(batch.y[i])
                 graph.replay()
 
-    def _captured(self, module: nn.Module, lr: float, name: Arithmetic, pool: Any) -> torch.cuda.CUDAGraph:
-        optimiser = torch.optim.Adam(module.parameters(), lr=lr, fused=True, capturable=True)
-
+    def _captured(
+        self, module: nn.Module, optimiser: torch.optim.Optimizer, name: Arithmetic, pool: Any
+    ) -> torch.cuda.CUDAGraph:
         def step() -> None:
             learn(module, optimiser, self.x, self.y, name)
 

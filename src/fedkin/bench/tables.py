@@ -167,6 +167,7 @@ COLUMNS: dict[str, Sequence[Column]] = {
         Column("first round, s", _number("first_seconds")),
         Column("a later one, s", _spread("seconds")),
         Column("warm-up in rounds", _number("warmup_rounds")),
+        Column("memory", _bytes("peak_bytes")),
     ),
 }
 
