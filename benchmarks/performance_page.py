@@ -191,7 +191,7 @@ CLAIMS: list[tuple[str, str, Callable[[Sections], str]]] = [
         claim("collaboration", "times_copy", "{:.1f}", parameters=11_229_732, way="distances and mixing"),
     ),
     (
-        "warm-up of ResNet-18, in rounds",
+        "warm-up of ResNet-18 in rounds, with reading the data and compiling",
         "3",
         claim("warmup", "warmup_rounds", "{:.1f}", workload=RESNET, kernels="compiled now"),
     ),

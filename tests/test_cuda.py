@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedkin
-from fedkin import kernels
+from fedkin import collaboration, kernels
 from fedkin.api import prepare
 from fedkin.assembly import Assembly
 from fedkin.collaboration import cosine_distances, mix, squared_distances
@@ -69,6 +69,24 @@ def test_distances_are_those_of_float64_whatever_is_allowed(tf32):
     torch.testing.assert_close(squared_distances(W[:, :200])[0].cpu(), apart, rtol=1e-9, atol=0)
     apart = torch.stack([(row - exact).square().sum(1) for row in exact])
     torch.testing.assert_close(squared_distances(W)[0].cpu(), apart, rtol=1e-9, atol=0)
+
+
+@pytest.mark.parametrize(("m", "d"), [(100, 700_000), (20, 3_400_007), (300, 230_002)])
+def test_large_matrices_keep_their_digits(m, d, tf32):
+    """In one tile and in several, with rows that begin anywhere: kernels of their own beside float64 in blocks."""
+    source = torch.Generator("cuda").manual_seed(5)
+    W = torch.randn(1, d, device="cuda", generator=source) + 0.01 * torch.randn(m, d, device="cuda", generator=source)
+    xi = torch.softmax(torch.randn(m, m, device="cuda", generator=source, dtype=torch.float64), 1)
+    assert collaboration._by_kernel(W)
+    found = squared_distances(W)[0], cosine_distances(W), mix(xi, W)[:, :9999].double()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(collaboration, "LARGE", 1 << 60)
+        exact = squared_distances(W)[0], cosine_distances(W), xi @ W[:, :9999].double()
+    for a, b in zip(found, exact, strict=True):
+        assert float((a - b).abs().max()) <= 5e-7 * float(b.abs().max())
+    U = torch.empty_like(W)
+    kernels.mix(torch.eye(m, dtype=torch.float64, device="cuda"), W, U)
+    assert torch.equal(U, W)
 
 
 def weights(run: Path) -> dict[str, torch.Tensor]:
