@@ -330,8 +330,8 @@ class Layered(Stacked):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         k, d = len(W), self.layout.parameters
         G = W.new_empty(k, d) if out is None else out
-        if W.is_cuda and kernels.usable(W) and not self.rehearsed:
-            self.rehearsed = True
+        if W.is_cuda and kernels.usable(W) and not self.rehearsed and self.loss in LOSSES.values():
+            self.rehearsed = True  # a user's own loss is not called for nothing
             kernels.rehearse(lambda: self._call(W, x, y, weight, G))
         trained = {n: t.requires_grad_() for n, t in self.layout.trained(W.detach()).items()}
         left = W[:, d:].detach().clone() if self.buffered else None
