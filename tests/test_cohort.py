@@ -18,8 +18,9 @@ from torch import Tensor, nn
 
 from fedkin import cohort as cohort_module
 from fedkin import models, streams
+from fedkin.choosing import choose
 from fedkin.cohort import Cohort, Predictor, Samples, evaluate
-from fedkin.execution import Batch, OneByOne, choose, has_batch_statistics
+from fedkin.execution import Batch, OneByOne, has_batch_statistics
 from fedkin.optimisers import Local, Optimiser
 from fedkin.state import State
 from fedkin.task import LOSSES, METRICS, Loss, Task, class_weights, loss_named, metric_named

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedkin
-from fedkin import collaboration, kernels
+from fedkin import collaboration, launching, pairs
 from fedkin.api import prepare
 from fedkin.assembly import Assembly
 from fedkin.collaboration import cosine_distances, mix, squared_distances
@@ -85,7 +85,7 @@ def test_large_matrices_keep_their_digits(m, d, tf32):
     for a, b in zip(found, exact, strict=True):
         assert float((a - b).abs().max()) <= 5e-7 * float(b.abs().max())
     U = torch.empty_like(W)
-    kernels.mix(torch.eye(m, dtype=torch.float64, device="cuda"), W, U)
+    pairs.mix(torch.eye(m, dtype=torch.float64, device="cuda"), W, U)
     assert torch.equal(U, W)
 
 
@@ -317,8 +317,8 @@ def test_kernels_are_compiled_side_by_side_before_they_are_needed(monkeypatch):
         own(noted)  # what goes wrong in it would not be seen, since they are compiled when they are needed, too
         compiled.append(len(noted))
 
-    own = kernels._compile
-    monkeypatch.setattr(kernels, "_compile", compile)
+    own = launching._compile
+    monkeypatch.setattr(launching, "_compile", compile)
     a = ready("cnn")
     a.cohort.fit(start(a), 1)
     assert compiled == [len(found)] and len(found) > 5

@@ -14,17 +14,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from fedkin import models
-from fedkin.execution import (
-    Batch,
-    Choice,
-    Layered,
-    OneByOne,
-    Stacked,
-    choose,
-    draws_random_numbers,
-    has_batch_statistics,
-    remembers,
-)
+from fedkin.choosing import Choice, choose, draws_random_numbers, remembers
+from fedkin.execution import Batch, Layered, OneByOne, Stacked, has_batch_statistics
 from fedkin.replay import Player
 from fedkin.task import LOSSES, Loss, loss_named
 from fedkin.weights import Layout

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 pytest.importorskip("triton")
 
 from fedkin import collaboration as co
-from fedkin import kernels, models
+from fedkin import kernels, launching, models, pairs
 from fedkin.execution import Batch, Layered, OneByOne, tf32
 from fedkin.optimisers import Local, Optimiser, Proximal
 from fedkin.task import LOSSES
@@ -22,7 +22,7 @@ from fedkin.weights import Layout
 
 @pytest.fixture(autouse=True)
 def used(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(kernels, "INTERPRETED", DEVICE.type == "cpu")
+    monkeypatch.setattr(launching, "INTERPRETED", DEVICE.type == "cpu")
     torch.manual_seed(0)
     with tf32(False):
         yield
@@ -227,7 +227,7 @@ def test_adam_takes_the_steps_of_the_plain_formula(decay: float, near: bool, mon
     beta = torch.tensor([[0.5], [1.0], [2.0]]).to(DEVICE)
     rows = []
     for fused in (True, False):
-        monkeypatch.setattr(kernels, "usable", lambda x, fused=fused: fused)
+        monkeypatch.setattr(launching, "usable", lambda x, fused=fused: fused)
         W = start.clone()
         optimiser = Optimiser(Local(weight_decay=decay), W, 40)
         for step in range(4):
@@ -240,9 +240,9 @@ def test_adam_takes_the_steps_of_the_plain_formula(decay: float, near: bool, mon
 
 
 def test_these_kernels_are_for_matrix_units_alone() -> None:
-    assert kernels.usable(torch.zeros(1, device=DEVICE))
-    assert not kernels.usable(torch.zeros(1, device=DEVICE, dtype=torch.float64))
-    assert not kernels.usable(torch.zeros(1, device=DEVICE, dtype=torch.int64))
+    assert launching.usable(torch.zeros(1, device=DEVICE))
+    assert not launching.usable(torch.zeros(1, device=DEVICE, dtype=torch.float64))
+    assert not launching.usable(torch.zeros(1, device=DEVICE, dtype=torch.int64))
     assert kernels.convolves(nn.Conv2d(2, 2, 3, stride=2)) and kernels.convolves(nn.Conv2d(2, 2, 3, dilation=2))
     for other in (
         nn.Conv2d(2, 2, 3, groups=2),
@@ -258,7 +258,7 @@ def test_these_kernels_are_for_matrix_units_alone() -> None:
 
 def test_a_rehearsal_notes_each_kernel_once_and_starts_none(monkeypatch: pytest.MonkeyPatch) -> None:
     noted: list[str] = []
-    monkeypatch.setattr(kernels, "_compile", lambda found: noted.extend(each[0].__name__ for each in found))
+    monkeypatch.setattr(launching, "_compile", lambda found: noted.extend(each[0].__name__ for each in found))
     x, weight = drawn(4, 64, 5, 5), drawn(2, 8, 64, 3, 3)
     G = torch.full(weight.shape, 99.0, device=DEVICE)
 
@@ -272,12 +272,12 @@ def test_a_rehearsal_notes_each_kernel_once_and_starts_none(monkeypatch: pytest.
         step()
         step()
 
-    kernels.rehearse(twice)
+    launching.rehearse(twice)
     assert sorted(noted) == ["convolve", "convolve_back", "convolve_weights", "turned", "turned", "turned"]
     assert (G == 99).all(), "something was started"
     assert torch.equal(step(), step()) and not (G == 99).any()
-    kernels.rehearse(lambda: 1 / 0)  # the step itself will tell
-    assert kernels._noted is None
+    launching.rehearse(lambda: 1 / 0)  # the step itself will tell
+    assert launching._noted is None
 
 
 # Who helps whom
@@ -289,7 +289,7 @@ def test_products_of_centred_rows(m: int, d: int, scaled: bool) -> None:
     """Rows that almost agree keep their distances (trap T14), in one tile and in several."""
     W = (1 + 1e-3 * torch.randn(m, d)).to(DEVICE)
     scale = torch.rand(m).to(DEVICE) * 1e-4 + 1 if scaled else None
-    found, squares = kernels.gram(W[:, : d - 3], scale)
+    found, squares = pairs.gram(W[:, : d - 3], scale)
     rows = W[:, : d - 3].double() * (1 if scale is None else scale.double()[:, None])
     # The centre is rounded, but it is the same for all. A scaled row is rounded for itself.
     assert_near(_distances(found), torch.cdist(rows, rows).square(), 3e-4 if scaled else 1e-5)
@@ -302,7 +302,7 @@ def _distances(gram: Tensor) -> Tensor:
 
 
 def test_rows_that_agree_have_no_distance() -> None:
-    found, _ = kernels.gram(torch.randn(1, 500).to(DEVICE).repeat(7, 1))
+    found, _ = pairs.gram(torch.randn(1, 500).to(DEVICE).repeat(7, 1))
     assert not _distances(found).any()
 
 
@@ -310,7 +310,7 @@ def test_rows_that_agree_have_no_distance() -> None:
 def test_mixing_is_exact_to_the_last_digits(r: int, m: int, d: int) -> None:
     xi, W = torch.softmax(torch.randn(r, m), 1).to(DEVICE), torch.randn(m, d).to(DEVICE)
     U = torch.empty(r, d + 5, device=DEVICE)[:, :d]
-    kernels.mix(xi, W, U)
+    pairs.mix(xi, W, U)
     assert_near(U, xi.double() @ W.double(), 2e-7)
 
 
@@ -318,9 +318,9 @@ def test_mixing_with_the_identity_changes_no_bit() -> None:
     """Trap T26, of large and small numbers; and in place."""
     W = torch.randn(9, 400).to(DEVICE) * 10.0 ** torch.randint(-20, 20, (9, 400)).to(DEVICE)
     U = torch.empty_like(W)
-    kernels.mix(torch.eye(9, device=DEVICE, dtype=torch.float64), W, U)
+    pairs.mix(torch.eye(9, device=DEVICE, dtype=torch.float64), W, U)
     assert torch.equal(U, W)
-    kernels.mix(torch.eye(9, device=DEVICE, dtype=torch.float64).flip(0), W, W)
+    pairs.mix(torch.eye(9, device=DEVICE, dtype=torch.float64).flip(0), W, W)
     assert torch.equal(W, U.flip(0))
 
 
@@ -333,8 +333,8 @@ def test_large_matrices_are_left_to_the_kernels(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(co, "LARGE", 0)
     called = []
     for name in ("gram", "mix"):
-        own = getattr(kernels, name)
-        monkeypatch.setattr(kernels, name, lambda *given, own=own, name=name: called.append(name) or own(*given))
+        own = getattr(pairs, name)
+        monkeypatch.setattr(pairs, name, lambda *given, own=own, name=name: called.append(name) or own(*given))
     found = (*co.squared_distances(W), co.cosine_distances(W), co.mix(xi, W))
     assert called == ["gram", "gram", "mix"]
     for a, b in zip(found, plain, strict=True):
@@ -376,8 +376,8 @@ def test_weights_gradients_with_tf32_have_more_digits_than_that(case: str) -> No
 def test_rows_may_begin_anywhere(d: int) -> None:
     """In memory that is read four numbers at a time, two, or one."""
     W = torch.randn(6, d).to(DEVICE)[:, : d - 4]
-    found, _ = kernels.gram(W)
+    found, _ = pairs.gram(W)
     assert_near(_distances(found), torch.cdist(W.double(), W.double()).square(), 1e-5)
     xi, U = torch.softmax(torch.randn(6, 6), 1).to(DEVICE), torch.empty(6, d, device=DEVICE)[:, : d - 4]
-    kernels.mix(xi, W, U)
+    pairs.mix(xi, W, U)
     assert_near(U, xi.double() @ W.double(), 2e-7)

@@ -12,11 +12,12 @@ from torch import Tensor, nn
 
 from . import data, models, streams
 from .augment import Augmentation
+from .choosing import Choice, choose
 from .cohort import Cohort, Samples
 from .config import Config, ConfigError, Graph
 from .data import graphs
 from .data.corrupt import corrupt
-from .execution import Choice, OneByOne, Stacked, choose, has_batch_statistics
+from .execution import OneByOne, Stacked, has_batch_statistics
 from .federation import Federation, FederationError, Problem
 from .machine import chosen_device
 from .method import Method

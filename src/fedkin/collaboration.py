@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import kernels
+from . import launching, pairs
 from .attention import Attention
 
 LARGE = 1 << 26
@@ -52,7 +52,7 @@ def full_precision() -> Iterator[None]:
 
 
 def _by_kernel(W: Tensor) -> bool:
-    return kernels.roomy(W) and W.dtype == torch.float32 and W.numel() >= LARGE and W.stride(1) == 1
+    return launching.roomy(W) and W.dtype == torch.float32 and W.numel() >= LARGE and W.stride(1) == 1
 
 
 # ---- W in blocks of columns ----
@@ -117,7 +117,7 @@ def squared_distances(W: Tensor, columns: Tensor | None = None, rows: Tensor | N
     From the Gram matrix of rows centred on their mean: uncentred, models that almost agree would lose all digits.
     """
     if columns is None and rows is None and _by_kernel(W):
-        gram, norms = kernels.gram(W)
+        gram, norms = pairs.gram(W)
         distances = _distances_of(gram)
         if _sharp(distances, gram):
             return distances, norms
@@ -142,7 +142,7 @@ def cosine_distances(
     if columns is None and rows is None and origin is None and _by_kernel(W):
         # In float32: lengths that are off by e change 1 - cos by e of it, and by the square of e.
         lengths = torch.linalg.vector_norm(W, dim=1)
-        gram, _ = kernels.gram(W, torch.where(lengths > 0, 1 / lengths, 0.0))
+        gram, _ = pairs.gram(W, torch.where(lengths > 0, 1 / lengths, 0.0))
         distances = _distances_of(gram)
         if _sharp(distances, gram):
             return distances / 2
@@ -256,7 +256,7 @@ def mix(xi: Tensor, W: Tensor, out: Tensor | None = None) -> Tensor:
         if _sparse(weights):
             _mix_few(weights, W, result, width)
         elif _by_kernel(W) and result.stride(1) == 1 and (len(xi) <= 128 or not in_place):
-            kernels.mix(xi, W, result)
+            pairs.mix(xi, W, result)
         else:
             _mix_all(weights, W, result, width, in_place)
     return result

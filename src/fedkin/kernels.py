@@ -7,45 +7,14 @@ there and nowhere else. `usable` says where Triton's kernels apply; elsewhere `l
 
 from __future__ import annotations
 
-import importlib.util
-import math
-import os
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-INTERPRETED = False
-"""Whether Triton's interpreter runs these kernels on a CPU, slowly: for tests, with TRITON_INTERPRET=1."""
-
-
-@cache
-def installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-def usable(x: Tensor) -> bool:
-    """Whether these functions can take x: on a GPU, in a precision that its matrix units know, with Triton there."""
-    fits = _shared(x.device) >= 96 << 10 if x.is_cuda else INTERPRETED
-    return fits and x.dtype in (torch.float32, torch.bfloat16, torch.float16) and installed()
-
-
-def roomy(x: Tensor) -> bool:
-    """Whether `gram` and `mix` can take x, too: they need more of a processor's own memory."""
-    return usable(x) and (not x.is_cuda or _shared(x.device) >= 224 << 10)
-
-
-@cache
-def _shared(device: torch.device) -> int:
-    """Bytes of memory of its own that a program may have; 0 on processors that do not know bfloat16."""
-    about = torch.cuda.get_device_properties(device)
-    return int(getattr(about, "shared_memory_per_block_optin", 0)) if about.major >= 8 else 0
+from .launching import ENOUGH, cdiv, launch, tile, usable
 
 
 def convolves(layer: nn.Conv2d) -> bool:
@@ -54,86 +23,10 @@ def convolves(layer: nn.Conv2d) -> bool:
     return plain and (tuple(layer.stride) == (1, 1) or tuple(layer.dilation) == (1, 1))
 
 
-def _tile(size: int, most: int, least: int = 16) -> int:
-    """The power of two that holds `size`, between these bounds."""
-    tile = least
-    while tile < min(size, most):
-        tile *= 2
-    return tile
-
-
-def _cdiv(a: int, b: int) -> int:
-    return -(-a // b)
-
-
 def _precision(x: Tensor) -> str:
     """Products of float32 follow torch's switch: TF32 where it is allowed."""
     allowed = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return "tf32" if x.dtype != torch.float32 or allowed else "ieee"
-
-
-# ---- starting kernels ----
-
-Noted = dict[Any, tuple[Any, list[Any], dict[str, Any]]]
-_noted: Noted | None = None
-"""The kernels that a rehearsal came by; None outside of one."""
-
-
-def _launch(kernel: Any, grid: tuple[int, ...], *given: Any, **further: Any) -> None:
-    """Starts a kernel; in a rehearsal it is noted."""
-    if _noted is None:
-        kernel[grid](*given, **further)
-        return
-    key = (kernel, tuple(map(_kind, given)), tuple(sorted(further.items())))
-    _noted.setdefault(key, (kernel, [_stand_in(value) for value in given], further))
-
-
-def _kind(value: Any) -> Any:
-    """What Triton compiles a kernel for: one for each kind."""
-    if isinstance(value, Tensor):
-        return value.dtype, value.data_ptr() % 16
-    return (value == 1, value % 16 == 0, value >= 1 << 31) if isinstance(value, int) else value
-
-
-def _stand_in(value: Any) -> Any:
-    """For a tensor, one of its type without its memory."""
-    if not isinstance(value, Tensor):
-        return value
-    from triton.runtime.jit import MockTensor
-
-    mock, offset = MockTensor(value.dtype), value.data_ptr() % 16
-    mock.data_ptr = lambda: offset
-    return mock
-
-
-def rehearse(step: Callable[[], object]) -> None:
-    """Compiles the kernels of a step, as many at a time as there are processors. The step runs once without them, on
-    whatever lies in memory, to see which they are; it must not keep what it computes.
-
-    A kernel takes half a second, and a ResNet has thirty. What cannot be compiled here will be when it is needed, and
-    what fails here fails there, too.
-    """
-    global _noted
-    noted: Noted = {}
-    _noted = noted
-    try:
-        with suppress(Exception):
-            step()
-    finally:
-        _noted = None
-    with suppress(Exception):
-        _compile(list(noted.values()))
-
-
-def _compile(noted: list[tuple[Any, list[Any], dict[str, Any]]]) -> None:
-    from triton.runtime._async_compile import AsyncCompileMode
-
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        with AsyncCompileMode(pool, ignore_errors=True):
-            made = [kernel.warmup(*given, grid=(1,), **further) for kernel, given, further in noted]
-        # What starts a kernel is compiled by itself, and else not before the first start.
-        ready = [each.result(True) if hasattr(each, "result") else each for each in made]
-        list(pool.map(lambda kernel: kernel._init_handles(), [each for each in ready if each is not None]))
 
 
 def call(function: type[torch.autograd.Function], *given: Any) -> Any:
@@ -194,7 +87,7 @@ def _rounded(weight: Tensor, dtype: torch.dtype) -> Tensor:
 
     y = torch.empty(weight.shape, dtype=dtype, device=weight.device)
     n = weight[0].numel()
-    _launch(_triton.rounded, (_cdiv(n, 2048), len(weight)), weight, y, n, weight.stride(0), BLOCK=2048)
+    launch(_triton.rounded, (cdiv(n, 2048), len(weight)), weight, y, n, weight.stride(0), BLOCK=2048)
     return y
 
 
@@ -252,7 +145,7 @@ class Shape:
 
     def unfolded(self) -> Shape:
         """The same as a filter of one pixel over images of what the filter sees."""
-        width, one, none = 32 if self.taps <= 32 else _cdiv(self.taps, 64) * 64, (1, 1), (0, 0)
+        width, one, none = 32 if self.taps <= 32 else cdiv(self.taps, 64) * 64, (1, 1), (0, 0)
         return replace(self, sides=self.results, channels=width, filter=one, stride=one, padding=none, dilation=one)
 
     @property
@@ -314,8 +207,8 @@ def _prepared(image: Tensor, shape: Shape) -> tuple[Tensor, Shape]:
         left, (oh, ow) = shape.unfolded(), shape.results
         seen = torch.empty(len(image), oh, ow, left.channels, dtype=image.dtype, device=image.device)
         pixels = len(image) * oh * ow
-        _launch(
-            _triton.patches, (_cdiv(pixels, 64), left.channels // 32),
+        launch(
+            _triton.patches, (cdiv(pixels, 64), left.channels // 32),
             image, seen, pixels, *shape.padding,
             *shape.sides, shape.channels, ow, oh * ow, shape.taps, shape.filter[1], *shape.stride, *shape.dilation,
             WIDTH=left.channels, BP=64, BW=32,
@@ -341,11 +234,11 @@ def _turn(x: Tensor, y: Tensor) -> Tensor:
     if rows == 1 or columns == 1:
         return y.copy_(x.reshape(y.shape))
     assert x.stride()[2:] == (columns, 1) and y.stride()[2:] == (rows, 1)
-    br, bc = _tile(rows, 64), _tile(columns, 64)
-    br, bc = min(br * (64 // bc), _tile(rows, 256)), min(bc * (64 // br), _tile(columns, 256))
-    _launch(
+    br, bc = tile(rows, 64), tile(columns, 64)
+    br, bc = min(br * (64 // bc), tile(rows, 256)), min(bc * (64 // br), tile(columns, 256))
+    launch(
         _triton.turned,
-        (_cdiv(rows, br) * _cdiv(columns, bc), parts, k),
+        (cdiv(rows, br) * cdiv(columns, bc), parts, k),
         x,
         y,
         rows,
@@ -372,9 +265,9 @@ def _convolved(image: Tensor, shape: Shape, filters: Tensor, bias: Tensor | None
     bm, bn, bk, warps, stages = tiles(shape.outputs, image.dtype)
     bk = min(bk, 32) if shape.channels % 64 and shape.whole else bk
     (top, left), (down, across) = shape.reach
-    steps = down * across * (shape.channels // bk) if shape.whole else _cdiv(shape.taps, bk)
-    _launch(
-        _triton.convolve, (_cdiv(pixels, bm) * _cdiv(shape.outputs, bn), shape.clients),
+    steps = down * across * (shape.channels // bk) if shape.whole else cdiv(shape.taps, bk)
+    launch(
+        _triton.convolve, (cdiv(pixels, bm) * cdiv(shape.outputs, bn), shape.clients),
         image, filters, None if bias is None else bias.contiguous(), y,
         shape.images, *shape.sides, ow, oh * ow, pixels, shape.outputs, shape.taps, shape.filter[1],
         steps, top, left, across, *shape.stride, *shape.padding, *shape.dilation,
@@ -389,13 +282,13 @@ Tiles = tuple[int, int, int, int, int]
 
 def tiles(outputs: int, dtype: torch.dtype) -> Tiles:
     """How a product is cut for one program: pixels, outputs and inputs at a time; its warps and its stages."""
-    return 128, _tile(outputs, 128), 64 if dtype != torch.float32 else 32, 4, 3
+    return 128, tile(outputs, 128), 64 if dtype != torch.float32 else 32, 4, 3
 
 
 def tiles_of_weights(shape: Shape, dtype: torch.dtype) -> Tiles:
     """The same for a product that sums over pixels: outputs, inputs and pixels at a time."""
-    bn = min(64, shape.channels) if shape.whole else _tile(shape.taps, 128, 32)
-    return _tile(shape.outputs, 128 if bn <= 64 else 64, 32), bn, 64 if dtype != torch.float32 else 32, 4, 3
+    bn = min(64, shape.channels) if shape.whole else tile(shape.taps, 128, 32)
+    return tile(shape.outputs, 128 if bn <= 64 else 64, 32), bn, 64 if dtype != torch.float32 else 32, 4, 3
 
 
 def _back_to_images(slope: Tensor, weight: Tensor, shape: Shape) -> Tensor:
@@ -406,9 +299,9 @@ def _back_to_images(slope: Tensor, weight: Tensor, shape: Shape) -> Tensor:
     dx = torch.empty(len(slope), *shape.sides, shape.channels, dtype=slope.dtype, device=slope.device)
     bm, bn, bk, warps, stages = tiles(shape.channels, slope.dtype)
     (height, width), (down, across) = shape.sides, shape.stride
-    most = shape.images * _cdiv(height, down) * _cdiv(width, across)
-    _launch(
-        _triton.convolve_back, (_cdiv(most, bm) * _cdiv(shape.channels, bn), shape.clients, down * across),
+    most = shape.images * cdiv(height, down) * cdiv(width, across)
+    launch(
+        _triton.convolve_back, (cdiv(most, bm) * cdiv(shape.channels, bn), shape.clients, down * across),
         slope, filters, dx,
         shape.images, *shape.sides, *shape.results, shape.channels, shape.outputs, *shape.filter,
         *shape.padding, *shape.dilation,
@@ -425,12 +318,12 @@ def _back_to_weights(image: Tensor, shape: Shape, slope: Tensor, plain: Shape, s
     (oh, ow), k, (r, s) = shape.results, shape.clients, plain.filter
     pixels = shape.images * oh * ow
     bo, bn, bk, warps, stages = tiles_of_weights(shape, slope.dtype)
-    programs = _cdiv(shape.outputs, bo) * _cdiv(shape.taps, bn)
-    splits = min(_cdiv(ENOUGH, k * programs), _cdiv(pixels, 16 * bk))
-    per_split = _cdiv(_cdiv(pixels, splits), bk) * bk
-    splits = _cdiv(pixels, per_split)
+    programs = cdiv(shape.outputs, bo) * cdiv(shape.taps, bn)
+    splits = min(cdiv(ENOUGH, k * programs), cdiv(pixels, 16 * bk))
+    per_split = cdiv(cdiv(pixels, splits), bk) * bk
+    splits = cdiv(pixels, per_split)
     dw = torch.empty(k, splits, shape.outputs, shape.taps, device=slope.device)
-    _launch(
+    launch(
         _triton.convolve_weights, (programs, k, splits),
         image, slope, dw,
         shape.images, *shape.sides, pixels, shape.outputs, shape.taps, shape.filter[1], per_split,
@@ -448,13 +341,6 @@ def _back_to_weights(image: Tensor, shape: Shape, slope: Tensor, plain: Shape, s
     return gradient if sink is None else None
 
 
-PROCESSORS = 132
-"""Of an H100 or H200. With other numbers of them, some wait a little at the end."""
-
-ENOUGH = 4 * PROCESSORS
-"""Programs that keep them busy."""
-
-
 class ReluPool(torch.autograd.Function):
     """relu, then the largest of each p x p pixels: (n, C, H, W) -> (n, C, H // p, W // p), channels last."""
 
@@ -467,10 +353,10 @@ class ReluPool(torch.autograd.Function):
         oh, ow = height // p, width // p
         y = torch.empty(n, oh, ow, channels, dtype=x.dtype, device=x.device)
         where = torch.empty(y.shape, dtype=torch.uint8, device=x.device)
-        bc = _tile(channels, 64)
+        bc = tile(channels, 64)
         bv = max(1, 1024 // bc)
         ctx.grid, ctx.shape = (bv, bc), (ow, oh, height, width, channels, p)
-        _launch(_triton.pool, (n * oh, _cdiv(ow, bv), _cdiv(channels, bc)), image, y, where, *ctx.shape, BV=bv, BC=bc)
+        launch(_triton.pool, (n * oh, cdiv(ow, bv), cdiv(channels, bc)), image, y, where, *ctx.shape, BV=bv, BC=bc)
         ctx.save_for_backward(where)
         return y.permute(0, 3, 1, 2)
 
@@ -482,8 +368,8 @@ class ReluPool(torch.autograd.Function):
         _, _, height, width, channels, p = ctx.shape
         slope = dy.permute(0, 2, 3, 1).contiguous()
         dx = torch.empty(len(dy), height, width, channels, dtype=dy.dtype, device=dy.device)
-        grid = (len(dy) * _cdiv(height, p), _cdiv(_cdiv(width, p), bv), _cdiv(channels, bc))
-        _launch(_triton.pool_back, grid, slope, where, dx, *ctx.shape, BV=bv, BC=bc)
+        grid = (len(dy) * cdiv(height, p), cdiv(cdiv(width, p), bv), cdiv(channels, bc))
+        launch(_triton.pool_back, grid, slope, where, dx, *ctx.shape, BV=bv, BC=bc)
         return dx.permute(0, 3, 1, 2), None
 
 
@@ -513,16 +399,16 @@ class BatchNorm(torch.autograd.Function):
         bc, bp, splits, per_split = _shares(k, rows, channels)
         mean = torch.empty(k, splits, channels, dtype=torch.float32, device=x.device)
         spread = torch.empty_like(mean)
-        grid = (k, _cdiv(channels, bc), splits)
-        _launch(_triton.moments, grid, image, mean, spread, rows, channels, splits, per_split, BP=bp, BC=bc)
+        grid = (k, cdiv(channels, bc), splits)
+        launch(_triton.moments, grid, image, mean, spread, rows, channels, splits, per_split, BP=bp, BC=bc)
         centre, var = _together(mean, spread, rows, per_split)
         scale = (var + eps).rsqrt()
         factor = (scale if weight is None else scale * weight).contiguous()
         summand = (-centre * factor if bias is None else bias - centre * factor).contiguous()
         y = torch.empty_like(image)
-        _launch(
+        launch(
             _triton.scaled,
-            (_cdiv(rows, bp), k, _cdiv(channels, bc)),
+            (cdiv(rows, bp), k, cdiv(channels, bc)),
             image,
             factor,
             summand,
@@ -552,9 +438,9 @@ class BatchNorm(torch.autograd.Function):
         rows = image.numel() // k // channels
         bc, bp, splits, per_split = _shares(k, rows, channels)
         parts = torch.empty(2, k, splits, channels, dtype=torch.float32, device=dy.device)
-        _launch(
+        launch(
             _triton.slopes,
-            (k, _cdiv(channels, bc), splits),
+            (k, cdiv(channels, bc), splits),
             image,
             slope,
             y,
@@ -573,8 +459,8 @@ class BatchNorm(torch.autograd.Function):
         of_x = -factor * scale.square() * along / rows
         summand = -factor * plain / rows - of_x * centre
         dx, beside = torch.empty_like(image), torch.empty_like(image) if added else None
-        _launch(
-            _triton.scaled_back, (_cdiv(rows, bp), k, _cdiv(channels, bc)),
+        launch(
+            _triton.scaled_back, (cdiv(rows, bp), k, cdiv(channels, bc)),
             image, slope, y, factor, of_x, summand, dx, beside, rows, channels,
             ADDED=added, RELU=relu, BP=bp, BC=bc,
         )  # fmt: skip
@@ -591,11 +477,11 @@ class BatchNorm(torch.autograd.Function):
 
 def _shares(k: int, rows: int, channels: int) -> tuple[int, int, int, int]:
     """Channels and rows of a program at a time, how many programs share a client's rows, and how many rows each has."""
-    bc = _tile(channels, 64)
+    bc = tile(channels, 64)
     bp = 2048 // bc
-    splits = max(1, min(_cdiv(4 * ENOUGH, k * _cdiv(channels, bc)), _cdiv(rows, 4 * bp)))
-    per_split = _cdiv(_cdiv(rows, splits), bp) * bp
-    return bc, bp, _cdiv(rows, per_split), per_split
+    splits = max(1, min(cdiv(4 * ENOUGH, k * cdiv(channels, bc)), cdiv(rows, 4 * bp)))
+    per_split = cdiv(cdiv(rows, splits), bp) * bp
+    return bc, bp, cdiv(rows, per_split), per_split
 
 
 def _together(mean: Tensor, spread: Tensor, rows: int, per_split: int) -> tuple[Tensor, Tensor]:
@@ -636,68 +522,10 @@ def adam(
     k, d = G.shape
     anchored = [] if near is None else [near.anchor]
     assert all(tensor.stride(1) == 1 for tensor in (w, G, first, second, *anchored)), "rows lie in one piece each"
-    _launch(
-        _triton.adam, (_cdiv(d, 1024), k),
+    launch(
+        _triton.adam, (cdiv(d, 1024), k),
         w, G, first, second, near and near.anchor, size, root, near and near.beta,
         d, w.stride(0), G.stride(0), first.stride(0), second.stride(0), near.anchor.stride(0) if near else 0,
         1 - betas[0], betas[1], 1 - betas[1], eps, decay,
         ANCHORED=near is not None, DECAYED=decay != 0, BLOCK=1024,
-    )  # fmt: skip
-
-
-# ---- who helps whom ----
-
-
-def gram(W: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(m, m) products of the rows of W (m, d), times scale (m,) and less their mean; and (m,) squares of these rows
-    before the mean is taken off; in float64. Errors are of 1e-7 of the squared lengths of the centred rows."""
-    from . import _triton
-
-    m, d = W.shape
-    bm = _tile(m, 128)
-    tiles = _cdiv(m, bm)
-    M = tiles * bm
-    per_split = max(PER_SPLIT, _cdiv(d * M * M * 4, 1 << 30))
-    per_split = _cdiv(per_split, 64) * 64
-    splits = _cdiv(d, per_split)
-    out = torch.zeros(splits, M, M, device=W.device) if tiles > 1 else torch.empty(splits, M, M, device=W.device)
-    squares = torch.empty(splits, M, device=W.device)
-    factor = None if scale is None else scale.to(W.dtype)
-    mean = None
-    if tiles > 1:
-        mean = W.mean(0) if factor is None else (factor / m) @ W
-    unit = math.gcd(4, d, W.stride(0))
-    _launch(
-        _triton.gram, (splits, tiles, tiles),
-        W, factor, mean, out, squares, m, d // unit, W.stride(0) // unit, M, per_split,
-        UNIT=unit, SCALED=factor is not None, SINGLE=tiles == 1, HALF=W.is_cuda,
-        BM=bm, BK=64, num_warps=8, num_stages=3,
-    )  # fmt: skip
-    products = out.sum(0, dtype=torch.float64)[:m, :m]
-    lower = products.tril() if tiles > 1 else ((products + products.T) / 2).tril()
-    return lower + lower.tril(-1).T, squares.sum(0, dtype=torch.float64)[:m]
-
-
-PER_SPLIT = 4096
-"""Columns that are summed in single precision; these sums are summed in double precision."""
-
-
-def mix(xi: Tensor, W: Tensor, out: Tensor) -> None:
-    """out (r, D) = xi W, as exact as single precision; `out` may be W itself if it has at most 128 rows."""
-    from . import _triton
-
-    (r, m), D, single = xi.shape, W.shape[1], xi.shape[1] <= 128
-    bm, bn, bk = _tile(r, 128), 64 if single else 128, _tile(m, 128) if single else 32
-    rows, columns = _cdiv(r, bm) * bm, _cdiv(m, bk) * bk
-    parts = torch.zeros(3, rows, columns, dtype=torch.bfloat16 if W.is_cuda else torch.float32, device=W.device)
-    rest = xi.float()
-    for part in parts:
-        top = (rest.view(torch.int32) & -65536).view(torch.float32)
-        part[:r, :m] = top
-        rest = rest - top
-    unit, tiles = math.gcd(4, D, W.stride(0), out.stride(0)), _cdiv(D, bn)
-    _launch(
-        _triton.mix, (min(tiles, PROCESSORS) if single else tiles, rows // bm),
-        parts, W, out, r, m, D // unit, W.stride(0) // unit, out.stride(0) // unit, rows, columns, tiles,
-        UNIT=unit, SINGLE=single, BM=bm, BN=bn, BK=bk, num_warps=8, num_stages=3,
     )  # fmt: skip

@@ -2,7 +2,7 @@
 layer with weights uses a row of weights for each client.
 
 `Plan.of` reads a module's forward pass (torch.fx). What has no weights runs as it is, on all samples: right where it
-treats samples one by one, which `execution.choose` tries with numbers. What has weights must be a layer known here.
+treats samples one by one, which `choosing.choose` tries with numbers. What has weights must be a layer known here.
 Everything else is left to vmap, which can do more and does it more slowly.
 """
 
@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from . import kernels
+from . import kernels, launching
 
 
 class Unknown(Exception):
@@ -67,7 +67,7 @@ def convolution(layer: nn.Conv2d, rows: Rows, name: str, x: Tensor) -> Tensor:
     """(k b, C, H, W) -> (k b, C', H', W')."""
     weight, bias = rows[f"{name}.weight"], rows[f"{name}.bias"]
     assert weight is not None
-    if kernels.usable(x) and kernels.convolves(layer):
+    if launching.usable(x) and kernels.convolves(layer):
         sinks, moves = (rows.sink(f"{name}.weight"), rows.sink(f"{name}.bias")), (layer.stride, layer.padding)
         y: Tensor = kernels.call(kernels.Convolution, x, weight, bias, *sinks, (*moves, layer.dilation))
         return y
@@ -97,7 +97,7 @@ def batch_norm(
     count = x[:, 0].numel() // rows.clients
     if layer.training and count == 1:  # as torch says it
         raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
-    if kernels.usable(x) and own and x.ndim == 4:
+    if launching.usable(x) and own and x.ndim == 4:
         y, batch_mean, batch_var = kernels.call(
             kernels.BatchNorm, x, weight, bias, rows.clients, layer.eps, other, relu
         )
@@ -184,7 +184,7 @@ class _ReluPool(nn.Module):
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
-        if kernels.usable(x) and x.ndim == 4:
+        if launching.usable(x) and x.ndim == 4:
             y: Tensor = kernels.call(kernels.ReluPool, x, self.size)
             return y
         return F.max_pool2d(torch.relu(x), self.size)

@@ -15,7 +15,7 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from . import kernels
+from . import kernels, launching
 from .replay import aligned
 from .state import State
 
@@ -105,7 +105,7 @@ class Optimiser:
         k, local = len(G), self.local
         lr = lr[:k] if isinstance(lr, Tensor) else lr
         w = W[:k, : self.d]
-        fused = local.optimiser == "adam" and not local.clip and w.dtype == torch.float32 and kernels.usable(w)
+        fused = local.optimiser == "adam" and not local.clip and w.dtype == torch.float32 and launching.usable(w)
         near = extra if fused and isinstance(extra, Proximal) else None
         if extra is not None and near is None:
             G.add_(extra(w, k))
