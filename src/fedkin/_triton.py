@@ -25,8 +25,8 @@ def _top(x):
 
 @triton.jit
 def _near(x):
-    """The nearest number that a bfloat16 holds."""
-    return ((x.to(tl.uint32, bitcast=True) + 0x8000) & 0xFFFF0000).to(tl.float32, bitcast=True)
+    """The nearest number that a bfloat16 holds. A NaN stays one: to a GPU's own, one can add and come out at zero."""
+    return tl.where(x == x, ((x.to(tl.uint32, bitcast=True) + 0x8000) & 0xFFFF0000).to(tl.float32, bitcast=True), x)
 
 
 @triton.jit(do_not_specialize=SIDES + PLACES + MOVES)
@@ -482,7 +482,8 @@ def mix(
     UNIT: tl.constexpr, SINGLE: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
 ):  # fmt: skip
     """U (r, D) = xi W, W (m, D), from xi (3, R, M) in three parts that a bfloat16 holds exactly, as W is taken apart
-    here. Of nine products the three smallest are left out. With xi the identity, U is W bit for bit.
+    here. Of nine products the three smallest are left out. With xi the identity, U is W bit for bit (but for the sign
+    of zeros, and the last bits of what is below 1e-33).
 
     A program goes from tile to tile of the columns. SINGLE: M is BK, so that it keeps xi at hand. Matrix units add up
     BK rows at a time, the smallest products first, as in `gram`. D, w_row and u_row count units.

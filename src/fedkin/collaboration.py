@@ -1,7 +1,8 @@
 """Who helps whom: xi from the clients' weights, and the cloud models xi @ W.
 
 Everything reads W (m, d) in blocks of columns and sums in float64, so W may be larger than what else fits in memory, or
-lie in a file (storage.py), and models that almost agree keep their distances (trap T14). TF32 is never used here
+lie in a file (storage.py), and models that almost agree keep their distances (trap T14). Large matrices on a GPU go
+through kernels that are exact enough (pairs.py), or are looked at in float64 all the same. TF32 is never used here
 (trap T26).
 """
 
@@ -19,6 +20,9 @@ from .attention import Attention
 
 LARGE = 1 << 26
 """Numbers of W from which on a GPU has kernels of its own for all this: its float64 products would take longer."""
+
+MANY = 1 << 14
+"""Clients up to which they are used: the square of their number is counted in 32 bits."""
 
 BLOCK = 1 << 19
 """Numbers of W that are worked on at a time on a CPU: in float64 they stay in its cache (measured: 2^18 to 2^20)."""
@@ -52,7 +56,8 @@ def full_precision() -> Iterator[None]:
 
 
 def _by_kernel(W: Tensor) -> bool:
-    return launching.roomy(W) and W.dtype == torch.float32 and W.numel() >= LARGE and W.stride(1) == 1
+    fits = W.numel() >= LARGE and len(W) <= MANY and W.stride(1) == 1
+    return fits and W.dtype == torch.float32 and launching.roomy(W)
 
 
 # ---- W in blocks of columns ----

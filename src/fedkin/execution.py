@@ -322,15 +322,17 @@ class Layered(Stacked):
         super().__init__(module, layout, loss, device, pads)
         self.plan, self.evaluation = Plan.of(self.training), Plan.of(self.evaluating)
         self.statistics = {name for name, _ in self.training.named_buffers()}
-        self.rehearsed = False
+        self.rehearsed: set[torch.Size] = set()
 
     def _call(
         self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, out: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         k, d = len(W), self.layout.parameters
         G = W.new_empty(k, d) if out is None else out
-        if W.is_cuda and launching.usable(W) and not self.rehearsed and self.loss in LOSSES.values():
-            self.rehearsed = True  # a user's own loss is not called for nothing
+        # The first shape is that of the few samples by which this was chosen. A user's own loss is not called in vain.
+        rehearses = x.shape not in self.rehearsed and len(self.rehearsed) < 2 and self.loss in LOSSES.values()
+        if rehearses and W.is_cuda and launching.usable(W):
+            self.rehearsed.add(x.shape)
             launching.rehearse(lambda: self._call(W, x, y, weight, G))
         trained = {n: t.requires_grad_() for n, t in self.layout.trained(W.detach()).items()}
         left = W[:, d:].detach().clone() if self.buffered else None

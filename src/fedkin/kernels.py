@@ -150,7 +150,7 @@ class Shape:
 
     @property
     def reach(self) -> tuple[Pair, Pair]:
-        """The first place of the filter that meets the image anywhere, and the number of such places, along each side.
+        """Along each side the first place of the filter that meets the image anywhere, and how many there are to the last.
 
         On an image of one pixel, eight places of nine of a filter that goes one beyond it see zeros alone."""
         found = []
@@ -158,7 +158,7 @@ class Shape:
             self.sides, self.results, self.padding, self.filter, self.dilation, self.stride, strict=True
         ):
             seen = [r for r in range(size) if any(0 <= o * move - pad + r * step < side for o in range(result))]
-            found.append((seen[0], len(seen)) if seen else (0, 0))
+            found.append((seen[0], seen[-1] - seen[0] + 1) if seen else (0, 0))  # there may be gaps between them
         return tuple(zip(*found, strict=True))  # type: ignore[return-value]
 
     def padded(self) -> Shape:
@@ -287,7 +287,7 @@ def tiles(outputs: int, dtype: torch.dtype) -> Tiles:
 
 def tiles_of_weights(shape: Shape, dtype: torch.dtype) -> Tiles:
     """The same for a product that sums over pixels: outputs, inputs and pixels at a time."""
-    bn = min(64, shape.channels) if shape.whole else tile(shape.taps, 128, 32)
+    bn = (32 if shape.channels % 64 else 64) if shape.whole else tile(shape.taps, 128, 32)
     return tile(shape.outputs, 128 if bn <= 64 else 64, 32), bn, 64 if dtype != torch.float32 else 32, 4, 3
 
 

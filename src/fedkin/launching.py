@@ -100,7 +100,7 @@ def rehearse(step: Callable[[], object]) -> None:
     whatever lies in memory, to see which they are; it must not keep what it computes.
 
     A kernel takes half a second, and a ResNet has thirty. What cannot be compiled here will be when it is needed, and
-    what fails here fails there, too.
+    what fails here fails there, too. No other thread may start kernels meanwhile, but for torch's own of the step.
     """
     global _noted
     noted: Noted = {}
@@ -114,12 +114,24 @@ def rehearse(step: Callable[[], object]) -> None:
         _compile(list(noted.values()))
 
 
-def _compile(noted: list[tuple[Any, list[Any], dict[str, Any]]]) -> None:
-    from triton.runtime._async_compile import AsyncCompileMode
+def _compile(noted: list[tuple[Any, list[Any], dict[str, Any]]]) -> int:
+    """How many of these kernels are ready to start now."""
+    from triton.runtime._async_compile import AsyncCompileMode, active_mode
+
+    device = torch.cuda.current_device()  # which is each thread's own
+
+    def load(kernel: Any) -> None:
+        with torch.cuda.device(device):
+            kernel._init_handles()
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        with AsyncCompileMode(pool, ignore_errors=True):
-            made = [kernel.warmup(*given, grid=(1,), **further) for kernel, given, further in noted]
+        try:
+            with AsyncCompileMode(pool, ignore_errors=True):
+                made = [kernel.warmup(*given, grid=(1,), **further) for kernel, given, further in noted]
+        finally:
+            active_mode.set(None)
         # What starts a kernel is compiled by itself, and else not before the first start.
-        ready = [each.result(True) if hasattr(each, "result") else each for each in made]
-        list(pool.map(lambda kernel: kernel._init_handles(), [each for each in ready if each is not None]))
+        results = [each.result(True) if hasattr(each, "result") else each for each in made]
+        ready = [each for each in results if each is not None]
+        list(pool.map(load, ready))
+    return len(ready)

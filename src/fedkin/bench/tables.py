@@ -76,6 +76,9 @@ def _way(row: Row) -> str:
     return WAYS.get(row.get("way", ""), str(row.get("way", "")))
 
 
+TOGETHER = ("vmap", "default")
+"""Ways whose memory is that of all clients. The others may be timed on a few and counted up."""
+
 CLIENTS, PRECISION = Column("clients", _count("clients")), Column("precision", _text("precision"))
 WORKLOAD = Column("model", _text("workload"))
 MILLISECONDS = Column("ms", _spread("ms"))
@@ -94,7 +97,7 @@ COLUMNS: dict[str, Sequence[Column]] = {
         Column("ms, all clients", _spread("ms")),
         Column("ms a client", _number("ms_per_client")),
         Column("samples/s", _number("images_per_second")),
-        Column("memory", _bytes("peak_bytes")),
+        Column("memory", lambda row: size(row.get("peak_bytes")) if row["way"] in TOGETHER else ""),
         Column("to plain", _times("times_plain")),
         Column("to fairest", _times("times_fairest")),
         Column("of the bound", _percent("share_of_bound", 1)),
