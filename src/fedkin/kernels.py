@@ -150,7 +150,7 @@ class Shape:
 
     @property
     def reach(self) -> tuple[Pair, Pair]:
-        """Along each side the first place of the filter that meets the image anywhere, and how many there are to the last.
+        """Along each side the first place of the filter that meets the image, and how many there are to the last.
 
         On an image of one pixel, eight places of nine of a filter that goes one beyond it see zeros alone."""
         found = []
