@@ -229,7 +229,7 @@ def rounded(x, y, n, x_row, BLOCK: tl.constexpr):
 
 @triton.jit
 def turned(
-    x, y, rows, columns, x_client, x_part, y_client, y_part,
+    x, y, rows, columns, x_client, y_client,
     BR: tl.constexpr, BC: tl.constexpr,
 ):  # fmt: skip
     """y (k, parts, columns, rows) = x (k, parts, rows, columns), every matrix turned over, in y's precision."""
@@ -237,9 +237,9 @@ def turned(
     across = tl.cdiv(columns, BC)
     r = (tl.program_id(0) // across) * BR + tl.arange(0, BR)
     c = (tl.program_id(0) % across) * BC + tl.arange(0, BC)
-    source = x + client * x_client + part * x_part + r[:, None] * columns + c[None, :]
+    source = x + client * x_client + part * rows * columns + r[:, None] * columns + c[None, :]
     value = tl.load(source, mask=(r < rows)[:, None] & (c < columns)[None, :], other=0.0)
-    target = y + client * y_client + part * y_part + c[:, None] * rows + r[None, :]
+    target = y + client * y_client + part * rows * columns + c[:, None] * rows + r[None, :]
     tl.store(target, tl.trans(value).to(y.dtype.element_ty), mask=(c < columns)[:, None] & (r < rows)[None, :])
 
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .execution import CONVOLUTIONS, Batch, Layered, OneByOne, Stacked, has_batch_statistics
 from .layers import Unknown
+from .replay import aligned
 from .task import Loss
 from .weights import Layout
 
@@ -128,9 +129,9 @@ def _way_to_stack(
 
 
 def _pair(layout: Layout, module: nn.Module, x: Tensor) -> Tensor:
-    """Two rows that differ a little, to probe with."""
+    """Two rows that differ a little, to probe with; they lie in memory as those do that will be trained."""
     row = layout.row(module, x.dtype if x.is_floating_point() else None).to(x.device)
-    return torch.stack([row, row * 1.01])
+    return aligned(row, 2, len(row)).copy_(torch.stack([row, row * 1.01]))
 
 
 def _in_double_precision(module: nn.Module, x: Tensor, y: Tensor) -> tuple[nn.Module, Tensor, Tensor]:
@@ -169,7 +170,7 @@ def _error(stacked: Stacked, module: nn.Module, x: Tensor, y: Tensor) -> str | N
     """What a gradient or a forward pass of two clients fails with, if it does."""
     W, batch = _pair(stacked.layout, module, x), Batch(torch.stack([x, x]), torch.stack([y, y]), [len(x)] * 2)
     try:
-        stacked.grad(W, batch)
+        stacked.grad(W, batch, aligned(W, 2, stacked.layout.parameters))
         stacked.outputs(W, batch.x)
     except Exception as error:
         return _first_line(error)

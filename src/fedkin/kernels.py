@@ -227,29 +227,16 @@ def _turned(x: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _turn(x: Tensor, y: Tensor) -> Tensor:
-    """Writes x (k, n, R, C) into y (k, n, C, R); both may be views of rows, their matrices in one piece each."""
+    """Writes x (k, n, R, C) into y (k, n, C, R); both may be views of rows, a client's matrices in one piece."""
     from . import _triton
 
     k, parts, rows, columns = x.shape
     if rows == 1 or columns == 1:
         return y.copy_(x.reshape(y.shape))
-    assert x.stride()[2:] == (columns, 1) and y.stride()[2:] == (rows, 1)
-    br, bc = tile(rows, 64), tile(columns, 64)
-    br, bc = min(br * (64 // bc), tile(rows, 256)), min(bc * (64 // br), tile(columns, 256))
-    launch(
-        _triton.turned,
-        (cdiv(rows, br) * cdiv(columns, bc), parts, k),
-        x,
-        y,
-        rows,
-        columns,
-        x.stride(0),
-        x.stride(1),
-        y.stride(0),
-        y.stride(1),
-        BR=br,
-        BC=bc,
-    )
+    assert x[0].is_contiguous() and y[0].is_contiguous()
+    br, bc = (128, 16) if columns <= 16 else (16, 128) if rows <= 16 else (64, 64)
+    grid = (cdiv(rows, br) * cdiv(columns, bc), parts, k)
+    launch(_triton.turned, grid, x, y, rows, columns, x.stride(0), y.stride(0), BR=br, BC=bc)
     return y
 
 
