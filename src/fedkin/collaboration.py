@@ -147,7 +147,8 @@ def cosine_distances(
     if columns is None and rows is None and origin is None and _by_kernel(W):
         # In float32: lengths that are off by e change 1 - cos by e of it, and by the square of e.
         lengths = torch.linalg.vector_norm(W, dim=1)
-        gram, _ = pairs.gram(W, torch.where(lengths > 0, 1 / lengths, 0.0))
+        with full_precision():
+            gram, _ = pairs.gram(W, torch.where(lengths > 0, 1 / lengths, 0.0))
         distances = _distances_of(gram)
         if _sharp(distances, gram):
             return distances / 2
