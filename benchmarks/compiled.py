@@ -26,7 +26,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from fedkin import _triton
+from fedkin.gpu import triton_kernels
 
 HALF, FULL, BYTE = "*bf16", "*fp32", "*u8"
 PADS = {"stride_h": 1, "stride_w": 1, "pad_h": 1, "pad_w": 1, "dilation_h": 1, "dilation_w": 1}
@@ -92,7 +92,7 @@ FLOATS = ("share1", "keep2", "share2", "eps", "decay")
 
 
 def compiled(case: Case) -> dict[str, Any]:
-    kernel = getattr(_triton, case.kernel)
+    kernel = getattr(triton_kernels, case.kernel)
     types = {n: case.tensors.get(n, "fp32" if n in FLOATS else "i32") for n in kernel.arg_names}
     types |= dict.fromkeys(case.known, "constexpr")
     values = {(kernel.arg_names.index(n),): value for n, value in case.known.items()}

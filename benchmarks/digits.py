@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 
 import fedkin
-from fedkin import summary
+from fedkin.engines import summary
 
 METHODS = ["separate", "fedavg", "fedprox", "scaffold", "apfl", "fedamp", "heurfedamp", "groups"]
 HERE = Path(__file__).parent

@@ -20,8 +20,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedkin import patients, summary
-from fedkin.outputs import Outputs
+from fedkin.engines import summary
+from fedkin.evidence import repeated_samples
+from fedkin.evidence.outputs import Outputs
 
 METRICS = ("accuracy", "balanced_accuracy", "auc", "log_loss")
 SIZES = (30, 60, 120, 300)
@@ -87,7 +88,7 @@ def unnamed(each: Outputs) -> Outputs:
 
 
 def answered(metric: str, before: list[Outputs], after: list[Outputs]) -> bool:
-    gain = patients.gain(metric, before, after, "chosen")
+    gain = repeated_samples.gain(metric, before, after, "chosen")
     return bool(gain.low > 0 or gain.high < 0)
 
 

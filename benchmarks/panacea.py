@@ -28,10 +28,11 @@ import torch
 from safetensors.torch import load_file
 
 import fedkin
-from fedkin import api, inference, references, summary
-from fedkin.assembly import Assembly
-from fedkin.cohort import evaluate
-from fedkin.collaboration import mix
+from fedkin.engines import inferred_graph, start, summary
+from fedkin.engines.assembly import Assembly
+from fedkin.evidence import references
+from fedkin.maths.collaboration import mix
+from fedkin.training.evaluation import evaluate
 
 METHODS = [
     "panacea",
@@ -156,7 +157,7 @@ def averaged(folder: Path) -> dict[str, Any]:
     """Separate, and at the end every model averaged with its neighbours' on the graph, once: no learning together."""
     runs, scores = [fedkin.Run(path.parent) for path in sorted(folder.glob("separate-*/summary.json"))], []
     for run in runs:
-        ready = api.assembled(run.resolved())
+        ready = start.assembled(run.resolved())
         A = ready.federation.graph
         rows = [load_file(run.model_file(name)) for name in ready.problem.names]
         fields = [field.name for field in ready.problem.layout.fields]
@@ -214,11 +215,11 @@ def inferred(bench: Bench) -> None:
             continue
         found: dict[str, list[float]] = {"precision": [], "recall": [], "degree": [], "chance": []}
         for seed in range(bench.seeds):
-            ready = api.prepare(
+            ready = start.prepare(
                 method="panacea", data=data, seed=seed, device="cpu", graph={"source": "inferred"}, **more
             )
             true = related(ready, fedkin.load(**data, seed=seed))
-            drawn, pairs = inference.graph(ready) > 0, ~torch.eye(len(true), dtype=torch.bool)
+            drawn, pairs = inferred_graph.graph(ready) > 0, ~torch.eye(len(true), dtype=torch.bool)
             found["precision"].append(float(true[drawn].double().mean()))
             found["recall"].append(float(drawn[true].double().mean()))
             found["degree"].append(float(drawn.sum(1).double().mean()))

@@ -24,9 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedkin import streams, summary
+from fedkin.base import streams
 from fedkin.data import files
-from fedkin.theory import aggregation, consistent, drawn_risks, expected_risk
+from fedkin.engines import summary
+from fedkin.maths.theory import aggregation, consistent, drawn_risks, expected_risk
 
 D, K = 20, 4
 LAYERS = (1, 2, 3)

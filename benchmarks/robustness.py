@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 import fedkin
-from fedkin import summary
+from fedkin.engines import summary
 
 METHODS = ["fedamp", "heurfedamp", "fedavg", "separate"]
 LEVELS = {"corruption.labels": [0, 0.2, 0.4, 0.6], "participation.dropped": [0, 0.1, 0.3, 0.5]}

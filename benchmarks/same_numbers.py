@@ -222,7 +222,9 @@ def report(options: argparse.Namespace, plan: dict[str, Any], found: dict[str, l
     other = {name: told for name, told in found.items() if told}
     for name, told in other.items():
         print(f"{name}: {len(told)} differences; {told[0]}")
-    print(f"{len(found) - len(other)} of {len(found)} the same, bit for bit: {options.old} and {options.new or 'here'}.")
+    print(
+        f"{len(found) - len(other)} of {len(found)} the same, bit for bit: {options.old} and {options.new or 'here'}."
+    )
     if options.json:
         described = ["git", "-C", str(ROOT), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"]
         here = subprocess.run(described, capture_output=True, text=True, check=True).stdout.strip()

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedkin import bench
-from fedkin.machine import chosen_device
+from fedkin.base.machine import chosen_device
 
 RESULTS = Path(__file__).parent / "results"
 

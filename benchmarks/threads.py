@@ -16,7 +16,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from fedkin import _spinning, bench, machine
+from fedkin import bench
+from fedkin.base import machine, spinning
 from fedkin.bench.steps import Ways, mlp
 from fedkin.bench.timing import Plan, interleaved
 
@@ -33,7 +34,7 @@ def main() -> None:
     for others in (0, os.cpu_count() or 1):
         busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(others)]
         try:
-            for threads, spins in ((1, _spinning.SPINS), (2, _spinning.SPINS), (2, TORCHS)):
+            for threads, spins in ((1, spinning.SPINS), (2, spinning.SPINS), (2, TORCHS)):
                 rows.append({"other_programs": others, "threads": threads, "spins": int(spins)})
                 rows[-1]["ms"] = float(alone(threads, spins))
                 print(rows[-1], flush=True)

@@ -20,7 +20,8 @@ from pathlib import Path
 import torch
 
 import fedkin
-from fedkin import collaboration, summary
+from fedkin.engines import summary
+from fedkin.maths import collaboration
 
 METHODS = ["fedamp", "heurfedamp"]
 TOP = [1, 3, 5, 9, 0]

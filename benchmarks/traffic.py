@@ -23,8 +23,10 @@ from typing import Any
 from panacea import METHODS
 
 import fedkin
-from fedkin import api, references, summary
-from fedkin.machine import chosen_device, device_name
+from fedkin.base.machine import chosen_device, device_name
+from fedkin.engines import start, summary
+from fedkin.evidence.references import rows as yardsticks
+from fedkin.studies import references
 
 CELLS: dict[str, dict[str, Any]] = {
     f"{name}{' unmasked' * (not masked)}": {
@@ -87,10 +89,10 @@ def carry_out(options: argparse.Namespace, cell: str, method: str) -> None:
     raw = {"data": data, "model": settings["model"], "rounds": options.rounds, "seed": options.seed}
     folder = options.out / place(cell)
     if method == "rows":
-        found = references.compute(api.prepare(raw, method="fedavg"), YARDSTICKS)
+        found = references.compute(start.prepare(raw, method="fedavg"), YARDSTICKS)
         folder.mkdir(parents=True, exist_ok=True)
-        rows = [{"row": row.name, "mean": row.mean, "std_clients": row.std_clients} for row in references.rows(found)]
-        (folder / "rows.json").write_text(json.dumps(rows), encoding="utf-8")
+        told = [{"row": row.name, "mean": row.mean, "std_clients": row.std_clients} for row in yardsticks(found)]
+        (folder / "rows.json").write_text(json.dumps(told), encoding="utf-8")
         return
     if method == "perfedavg":  # a step on all of 24,000 windows at every scoring would take longer than all else
         raw["settings"] = {"adaptation": "batch"}

@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import fedkin
-from fedkin import summary
+from fedkin.engines import summary
 
 RATES = [0.0001, 0.0003, 0.001, 0.002, 0.003, 0.005, 0.01, 0.03]
 HERE = Path(__file__).parent

@@ -10,8 +10,8 @@ import math
 import numpy as np
 
 import fedkin
-from fedkin.comparison import newcomers
 from fedkin.data import graphs
+from fedkin.evidence.comparison import newcomers
 
 CLINICS, PATIENTS = 40, 30
 

@@ -16,16 +16,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
-from fedkin import streams
-from fedkin.api import prepare
-from fedkin.assembly import Assembly
-from fedkin.cohort import Model, Predictor
-from fedkin.config import merge
+from fedkin.base import streams
+from fedkin.base.state import Message, State
+from fedkin.base.task import Task
+from fedkin.data.federation import Client, Federation
+from fedkin.engines.assembly import Assembly
 from fedkin.engines.simulation import Listener, Mail, Requests, Simulation
-from fedkin.federation import Client, Federation, Problem
-from fedkin.runs import Run, Writer
-from fedkin.state import Message, State
-from fedkin.task import Task
+from fedkin.engines.start import prepare
+from fedkin.methods._problem import Problem
+from fedkin.runs.config import merge
+from fedkin.runs.folder import Writer
+from fedkin.studies.run import Run
+from fedkin.training.evaluation import Model, Predictor
 
 DEVICE = torch.device(os.environ.get("DEVICE", "cpu"))
 """Where numerical tests compute: on a CPU, or with DEVICE=cuda on a GPU. Random numbers come from the CPU always."""

@@ -14,9 +14,15 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedkin
-from fedkin import Federation, FedkinError, Listener, Run, api, models
-from fedkin.config import Config, merge
+from fedkin import Federation, FedkinError, Listener, Run
+from fedkin.engines import start
 from fedkin.engines.simulation import Interrupted
+from fedkin.engines.start import prepare
+from fedkin.evidence import comparison
+from fedkin.evidence.worth_joining import worth_joining
+from fedkin.runs.config import Config, merge
+from fedkin.studies import compare
+from fedkin.training import models
 
 SMALL: dict[str, Any] = {"rounds": 2, "data": {"clients": 5}, "local": {"epochs": 1}}
 DOCUMENTED = {
@@ -140,7 +146,7 @@ def test_each_of_the_three_seeds_changes_the_outcome(tmp_path, which):
 
 def test_which_samples_are_kept_for_validation_is_a_matter_of_the_split_seed(tmp_path):
     def held(**seeds: int) -> list[float]:
-        return api.prepare(seeds, federation=silos()).cohort.validation.x.flatten().tolist()
+        return start.prepare(seeds, federation=silos()).cohort.validation.x.flatten().tolist()
 
     assert held() == held(init_seed=1, training_seed=2)
     assert held() != held(split_seed=1)
@@ -171,7 +177,7 @@ def test_a_clipped_step_of_plain_sgd_is_never_longer_than_the_rate_times_the_lim
     local = {"optimiser": "sgd", "lr": 0.5, "clip": 0.01, "epochs": 1, "batch_size": 100}
     run = small(tmp_path / "run", method="separate", local=local, rounds=1)
     rows = load_file(run.path / "checkpoint" / "state.safetensors")["memory/personal"]
-    moved = (rows - api.prepare(run.path / "config.toml").problem.initial).norm(dim=1)
+    moved = (rows - start.prepare(run.path / "config.toml").problem.initial).norm(dim=1)
     torch.testing.assert_close(moved, torch.full_like(moved, 0.5 * 0.01), rtol=1e-2, atol=0)
 
 
@@ -246,7 +252,7 @@ def test_a_federation_from_arrays_and_a_model_of_ones_own_run(tmp_path):
 
 def test_a_model_of_ones_own_takes_settings(tmp_path):
     def parameters(table: dict[str, Any]) -> int:
-        ready = api.prepare({"model": table}, federation=silos(), model=network)
+        ready = start.prepare({"model": table}, federation=silos(), model=network)
         return ready.problem.layout.parameters
 
     assert parameters({}) == parameters({"settings": {"width": 6}}) == 4 * 6 + 2 * 6 + 3 * 6 + 3
@@ -392,7 +398,7 @@ def test_a_listener_hears_of_the_start_and_of_every_round(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory) -> api.Results:
+def compared(tmp_path_factory) -> compare.Results:
     """Three methods, two seeds; tests only read it."""
     folder = tmp_path_factory.mktemp("compared")
     return fedkin.compare(SMALL, methods=["separate", "fedavg", "fedamp"], seeds=2, out=folder)
@@ -448,7 +454,7 @@ def test_a_run_can_be_drawn(compared):
 def test_all_methods_start_from_the_same_weights_and_the_same_data(compared):
     by_seed: dict[int, set[bytes]] = {}
     for run in compared.runs:
-        ready = api.prepare(run.path / "config.toml")
+        ready = start.prepare(run.path / "config.toml")
         mark = ready.problem.initial.numpy().tobytes() + ready.cohort.train.x.numpy().tobytes()
         by_seed.setdefault(run.summary["seed"], set()).add(mark)
     assert [len(marks) for marks in by_seed.values()] == [1, 1]
@@ -535,7 +541,7 @@ def test_a_comparison_takes_own_data_and_an_own_model(tmp_path):
 def test_a_module_may_be_given_as_it_is_and_every_client_starts_from_its_weights(tmp_path):
     torch.manual_seed(3)
     module = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    ready = fedkin.api.prepare(SMALL, model=module)
+    ready = prepare(SMALL, model=module)
     assert torch.equal(ready.problem.initial, torch.cat([p.detach().reshape(-1) for p in module.parameters()]))
     assert fedkin.run(SMALL, model=module, out=tmp_path / "run").complete
 
@@ -553,17 +559,17 @@ def test_a_metric_of_ones_own_can_be_one_where_less_is_better(tmp_path):
 def test_a_setting_given_by_its_last_name_is_told_its_full_one():
     for said, full in (({"lr": 0.1}, "local.lr"), ({"sigma": 1.0, "method": "fedamp"}, "settings.sigma")):
         with pytest.raises(FedkinError, match=full):
-            fedkin.api.prepare(said)
+            prepare(said)
 
 
 def test_data_and_model_may_be_named_by_a_word():
-    config = fedkin.api.prepare(data="digits", model={"name": "logistic"}, rounds=1).config
+    config = prepare(data="digits", model={"name": "logistic"}, rounds=1).config
     assert (config.data.name, config.model.name) == ("digits", "logistic")
 
 
 def test_clients_with_hardly_any_data_are_mentioned(tmp_path):
     arrays = {"large": (np.zeros((20, 2)), np.arange(20) % 2), "small": (np.zeros((4, 2)), np.arange(4) % 2)}
-    ready = fedkin.api.prepare(federation=fedkin.Federation.from_arrays(arrays), model={"name": "logistic"})
+    ready = prepare(federation=fedkin.Federation.from_arrays(arrays), model={"name": "logistic"})
     assert any("small" in sentence and "large" not in sentence for sentence in ready.warnings)
 
 
@@ -573,7 +579,7 @@ def test_newcomers_stand_beside_known_clients_in_table_and_report(tmp_path):
     results = fedkin.compare(settings, methods=["separate", "fedamp"], seeds=2, out=tmp_path / "c")
     held = [set(run.summary["novel"]["clients"]) for run in results.runs]
     assert held[0] != held[1] and held[:2] == held[2:]
-    served = {each.name: each for each in fedkin.comparison.newcomers(results.runs)}
+    served = {each.name: each for each in comparison.newcomers(results.runs)}
     assert set(served) == {"separate:personal", "fedamp:cloud", "fedamp:personal"}
     for method in ("separate", "fedamp"):
         runs = [run for run in results.runs if run.summary["method"] == method]
@@ -581,7 +587,7 @@ def test_newcomers_stand_beside_known_clients_in_table_and_report(tmp_path):
         means = [run.rounds[-1]["models"][headline]["mean"] for run in runs]
         assert served[f"{method}:{headline}"].newcomers.mean == pytest.approx(sum(means) / 2)
     known = {client for run in results.runs for client in run.summary["clients"]}
-    joining = fedkin.joining.worth_joining(results.runs)
+    joining = worth_joining(results.runs)
     assert {silo.client for silo in joining.silos} == known
     for silo in joining.silos:
         runs = [run for run in results.runs if run.summary["method"] == "separate"]

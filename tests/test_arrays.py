@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedkin import arrays
+from fedkin.base import files
 
 GRAPH, NAMES = np.arange(12.0).reshape(3, 4), np.array(["a", "b", "ü"])
 
@@ -27,7 +27,7 @@ KINDS = ("npy", "npz", "packed")
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_was_saved_is_read(kind, tmp_path):
-    found = arrays.read(saved(tmp_path, kind))
+    found = files.read(saved(tmp_path, kind))
     if kind == "npy":
         assert list(found) == [""] and np.array_equal(found[""], GRAPH)
     else:
@@ -45,7 +45,7 @@ def test_whatever_is_wrong_with_a_file_is_a_value_error_that_says_something(kind
             damaged[lot.randrange(len(damaged))] = lot.randrange(256)
         path.write_bytes(damaged)
         try:
-            arrays.read(path)  # some bytes do not matter, and some are the numbers themselves
+            files.read(path)  # some bytes do not matter, and some are the numbers themselves
         except ValueError as error:
             told += 1
             assert str(error) and "\n" not in str(error)
@@ -67,7 +67,7 @@ def test_objects_are_refused_and_nothing_runs(name, tmp_path, monkeypatch):
     else:
         np.savez(name, trap=trap)
     with pytest.raises(ValueError, match="Python objects"):
-        arrays.read(Path(name))
+        files.read(Path(name))
     assert not Path("sprung").exists()
 
 
@@ -77,15 +77,15 @@ def test_what_is_no_such_file_is_told_apart_from_one_with_objects(suffix, conten
     path = tmp_path / f"file{suffix}"
     path.write_bytes(content)
     with pytest.raises(ValueError, match="does not begin"):
-        arrays.read(path)
+        files.read(path)
 
 
 def test_each_kind_by_its_own_name(tmp_path):
     renamed = saved(tmp_path, "npz").rename(tmp_path / "file.npy")
     with pytest.raises(ValueError, match="does not begin"):
-        arrays.read(renamed)
+        files.read(renamed)
 
 
 def test_a_file_that_is_not_there_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
-        arrays.read(tmp_path / "file.npy")
+        files.read(tmp_path / "file.npy")

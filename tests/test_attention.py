@@ -13,8 +13,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedkin.attention import FUNCTIONS, MCP, SCAD, Attention, NegativeExponential, TamedSquareRoot
-from fedkin.collaboration import theory_weights
+from fedkin.maths.attention import FUNCTIONS, MCP, SCAD, Attention, NegativeExponential, TamedSquareRoot
+from fedkin.maths.collaboration import theory_weights
 
 steady = settings(deadline=None, derandomize=True, database=None)
 positive = st.floats(0.1, 10)

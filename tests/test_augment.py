@@ -10,15 +10,16 @@ import torch.nn.functional as F
 from helpers import DEVICE, close, ready, same_record, simulate, watched
 from torch import Tensor
 
-from fedkin import api, streams
-from fedkin.assembly import Assembly
-from fedkin.augment import Augmentation
-from fedkin.cohort import evaluate
-from fedkin.config import ConfigError
+import fedkin
+from fedkin.base import streams
+from fedkin.base.settings import ConfigError
+from fedkin.base.task import Task
+from fedkin.data.federation import Client, Federation
+from fedkin.data.preprocessing import Pixels
+from fedkin.engines.assembly import Assembly
 from fedkin.engines.simulation import Interrupted
-from fedkin.federation import Client, Federation
-from fedkin.preprocessing import Pixels
-from fedkin.task import Task
+from fedkin.training.augment import Augmentation
+from fedkin.training.evaluation import evaluate
 
 SHAPE = (2, 6, 5)
 """Two channels, and higher than wide: what mixes up sides or channels shows."""
@@ -222,7 +223,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(tmp_path):
     part.listener.stop = lambda: len(part.lines) == 2
     with pytest.raises(Interrupted):
         part.run()
-    done = api.resume(part.writer.path, federation=pictures())
+    done = fedkin.resume(part.writer.path, federation=pictures())
     for line, expected in zip(done.rounds, whole.lines.values(), strict=True):
         assert same_record(line, expected)
     plain = simulate(tmp_path, pictures())

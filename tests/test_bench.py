@@ -20,9 +20,11 @@ from helpers import DEVICE, ON_CPU, normed
 from torch import nn
 
 import fedkin
-from fedkin import api, bench, models
+from fedkin import bench
 from fedkin.bench import rounds, steps, timing
 from fedkin.bench.opponents import Fairest, Plain, variants
+from fedkin.engines.start import prepare
+from fedkin.training import models
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
 CPU = torch.device("cpu")
@@ -57,7 +59,7 @@ def test_opponents_train_as_fedkin_does(name: str, way: str) -> None:
     """In float64, so that what differs is the mathematics and not the order of sums."""
     module, inputs = modules()[name]
     load = replace(steps.mlp(4, 5, steps=3), inputs=inputs, classes=3)
-    ready = api.prepare(
+    ready = prepare(
         {
             "method": "separate",
             "precision": "float64",

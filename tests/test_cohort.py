@@ -16,15 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedkin import cohort as cohort_module
-from fedkin import models, streams
-from fedkin.choosing import choose
-from fedkin.cohort import Cohort, Predictor, Samples, evaluate
-from fedkin.execution import Batch, OneByOne, has_batch_statistics
-from fedkin.optimisers import Local, Optimiser
-from fedkin.state import State
-from fedkin.task import LOSSES, METRICS, Loss, Task, class_weights, loss_named, metric_named
-from fedkin.weights import Layout
+from fedkin.base import streams
+from fedkin.base.state import State
+from fedkin.base.task import LOSSES, METRICS, Loss, Task, class_weights, loss_named, metric_named
+from fedkin.base.weights import Layout
+from fedkin.training import cohort as cohort_module
+from fedkin.training import models
+from fedkin.training.choose import choose
+from fedkin.training.cohort import Cohort, Samples
+from fedkin.training.evaluation import Predictor, evaluate
+from fedkin.training.execution import Batch, OneByOne, has_batch_statistics
+from fedkin.training.optimisers import Local, Optimiser
 
 CLASSES = 3
 SIZES = (23, 16, 7, 7, 3)

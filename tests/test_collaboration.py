@@ -19,9 +19,10 @@ from scipy.spatial.distance import cdist
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from fedkin import collaboration
-from fedkin.attention import FUNCTIONS, MCP, SCAD, Attention, NegativeExponential, TamedSquareRoot
-from fedkin.collaboration import (
+from fedkin.base.machine import free_bytes
+from fedkin.maths import collaboration
+from fedkin.maths.attention import FUNCTIONS, MCP, SCAD, Attention, NegativeExponential, TamedSquareRoot
+from fedkin.maths.collaboration import (
     SAME,
     automatic_weight_on_others,
     cosine_distances,
@@ -36,7 +37,6 @@ from fedkin.collaboration import (
     theory_weights,
     with_self,
 )
-from fedkin.machine import free_bytes
 
 CNN = 1_663_370
 """Parameters of the papers' CNN."""

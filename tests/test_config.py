@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from fedkin import FedkinError, methods
-from fedkin.config import Config, ConfigError, merge, read_toml, resolve, to_toml
+from fedkin.base.settings import ConfigError
+from fedkin.runs.config import Config, merge, read_toml, resolve, to_toml
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBERS = st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.booleans()

@@ -15,12 +15,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedkin
-from fedkin import collaboration, launching, pairs
-from fedkin.api import prepare
-from fedkin.assembly import Assembly
-from fedkin.collaboration import cosine_distances, mix, squared_distances
 from fedkin.data import traffic
 from fedkin.data.roads import Roads
+from fedkin.engines.assembly import Assembly
+from fedkin.engines.start import prepare
+from fedkin.gpu import launching, pairs_of_rows
+from fedkin.maths import collaboration
+from fedkin.maths.collaboration import cosine_distances, mix, squared_distances
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")]
 
@@ -85,7 +86,7 @@ def test_large_matrices_keep_their_digits(m, d, tf32):
     for a, b in zip(found, exact, strict=True):
         assert float((a - b).abs().max()) <= 5e-7 * float(b.abs().max())
     U = torch.empty_like(W)
-    pairs.mix(torch.eye(m, dtype=torch.float64, device="cuda"), W, U)
+    pairs_of_rows.mix(torch.eye(m, dtype=torch.float64, device="cuda"), W, U)
     assert torch.equal(U, W)
 
 

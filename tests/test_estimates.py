@@ -11,8 +11,8 @@ from numpy.random import Generator
 from scipy import stats
 from torch import Tensor
 
-from fedkin.estimates import Estimate, estimate, gain, over_seeds
-from fedkin.task import METRICS, metrics_for
+from fedkin.base.task import METRICS, metrics_for
+from fedkin.evidence.estimates import Estimate, estimate, gain, over_seeds
 
 CLASSES, NUMBERS = list(metrics_for("classification")), list(metrics_for("regression"))
 

@@ -10,13 +10,14 @@ import torch
 from helpers import DEVICE, ready, same, toy
 from torch import Tensor, nn
 
-from fedkin import cohort as cohort_module
-from fedkin.assembly import Assembly
-from fedkin.cohort import Model, Predictor, Samples, evaluate, evaluate_all
+from fedkin.base.state import State
+from fedkin.base.task import Task, metric_named
+from fedkin.data.federation import Client, Federation
+from fedkin.engines.assembly import Assembly
 from fedkin.engines.scores import Scores
-from fedkin.federation import Client, Federation
-from fedkin.state import State
-from fedkin.task import Task, metric_named
+from fedkin.training import cohort, evaluation
+from fedkin.training.cohort import Samples
+from fedkin.training.evaluation import Model, Predictor, evaluate, evaluate_all
 
 SIZES = (30, 26, 20, 14, 9)
 TESTS = (300, 3, 257, 40, 1)
@@ -130,7 +131,7 @@ def test_small_models_are_run_in_one_pass_and_rows_that_are_shared_once(monkeypa
     evaluate_all(a.execution, a.test, [first, second, first, first.view_as(first)], a.problem.task.metric)
     assert calls == [(10, 256), (4, 44)], "two models of five clients, of whom two have more than 256 samples"
     calls.clear()
-    monkeypatch.setattr(cohort_module, "SMALL_ROWS", first.numel())
+    monkeypatch.setattr(cohort, "SMALL_ROWS", first.numel())
     evaluate_all(a.execution, a.test, [first, second], a.problem.task.metric)
     assert calls == [(5, 256), (2, 44)] * 2, "large ones are not copied"
 
@@ -148,7 +149,7 @@ class Wide(nn.Module):
 
 def test_what_models_make_of_their_inputs_bounds_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     a = ready(federation(), model=Wide, method="fedavg", data={"validation": 0.3})
-    monkeypatch.setattr(cohort_module, "BYTES_AT_ONCE", 10 << 20)
+    monkeypatch.setattr(cohort, "BYTES_AT_ONCE", 10 << 20)
     unbounded = evaluate(
         ready(federation(), model=Wide, method="fedavg").execution, a.test, rows(a, 1), a.problem.task.metric
     )
@@ -166,7 +167,7 @@ def test_what_models_make_of_their_inputs_bounds_a_pass(monkeypatch: pytest.Monk
 
 def test_one_by_one_only_inputs_bound_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     a = ready(federation(), model=Wide, method="fedavg", execution="one-by-one")
-    monkeypatch.setattr(cohort_module, "BYTES_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(cohort, "BYTES_AT_ONCE", 1 << 20)
     calls = counted(a, monkeypatch)
     evaluate(a.execution, a.test, rows(a, 1), a.problem.task.metric)
     assert calls == [(5, 256), (2, 44)]
@@ -176,9 +177,9 @@ def test_where_samples_lie_is_worked_out_once(monkeypatch: pytest.MonkeyPatch) -
     a = assembled()
     models = [rows(a, 1), rows(a, 2)]
     evaluate_all(a.execution, a.test, models, a.problem.task.metric)
-    before = cohort_module._parts.cache_info()
+    before = evaluation._parts.cache_info()
     evaluate_all(a.execution, a.test, models, a.problem.task.metric)
-    after = cohort_module._parts.cache_info()
+    after = evaluation._parts.cache_info()
     assert (after.misses, after.hits) == (before.misses, before.hits + 1)
 
 

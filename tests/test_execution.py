@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedkin import models
-from fedkin.choosing import Choice, choose, draws_random_numbers, remembers
-from fedkin.execution import Batch, Layered, OneByOne, Stacked, has_batch_statistics
-from fedkin.replay import Player
-from fedkin.task import LOSSES, Loss, loss_named
-from fedkin.weights import Layout
+from fedkin.base.task import LOSSES, Loss, loss_named
+from fedkin.base.weights import Layout
+from fedkin.gpu.cuda_graphs import Player
+from fedkin.training import models
+from fedkin.training.choose import Choice, choose, draws_random_numbers, remembers
+from fedkin.training.execution import Batch, Layered, OneByOne, Stacked, has_batch_statistics
 
 CROSS_ENTROPY = LOSSES["cross_entropy"]
 

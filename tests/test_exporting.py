@@ -19,12 +19,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fedkin
-from fedkin import exporting, models
+from fedkin.base.weights import Layout
+from fedkin.data.preprocessing import Category, Number, Pixels, Scaled, TablePreprocessing
 from fedkin.errors import FedkinError
-from fedkin.execution import Mixture
-from fedkin.preprocessing import Category, Number, Pixels, Scaled, TablePreprocessing
-from fedkin.saved import Prediction, Saved
-from fedkin.weights import Layout
+from fedkin.runs import export
+from fedkin.runs.saved_model import Prediction, Saved
+from fedkin.training import models
+from fedkin.training.execution import Mixture
 
 GREY = Pixels((1, 28, 28), 255.0, (0.13,), (0.3,))
 COLOUR = Pixels((3, 32, 32), 255.0, (0.5, 0.48, 0.44), (0.27, 0.26, 0.28))
@@ -455,7 +456,7 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path, monkeypatch):
         if len(flushed) == 2:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(exporting.os, "fsync", full)
+    monkeypatch.setattr(export.os, "fsync", full)
     sentence = refused(saved.export, tmp_path / "here" / "out.safetensors", "state_dict")
     assert "out.json cannot be written: No space left on device" in sentence
     assert not list((tmp_path / "here").iterdir())
@@ -485,7 +486,7 @@ def test_predictions_as_csv_and_parquet_hold_the_same(tmp_path):
     shares = np.array([[0.1, 0.9], [0.75, 0.25]], dtype=np.float32)
     found = Prediction(np.array(["well", "ill, or so"]), np.array(["ill, or so", "well"]), shares)
     for kind, read in ((".csv", pd.read_csv), (".parquet", pd.read_parquet)):
-        (tmp_path / f"out{kind}").write_bytes(exporting.prediction_file(found, kind))
+        (tmp_path / f"out{kind}").write_bytes(export.prediction_file(found, kind))
         frame = read(tmp_path / f"out{kind}")
         assert list(frame["row"]) == [1, 2]
         assert list(frame["prediction"]) == ["ill, or so", "well"]
@@ -494,6 +495,6 @@ def test_predictions_as_csv_and_parquet_hold_the_same(tmp_path):
 
 def test_csv_is_as_plain_as_it_can_be():
     found = Prediction(values=np.array([1.5, -2.0]))
-    assert exporting.prediction_file(found, ".csv") == b"row,prediction\n1,1.5\n2,-2\n"
+    assert export.prediction_file(found, ".csv") == b"row,prediction\n1,1.5\n2,-2\n"
     named = Prediction(np.array(["well"]), np.array(["well"]), np.array([[1.0]]))
-    assert exporting.prediction_file(named, ".csv") == b"row,prediction,probability_well\n1,well,1\n"
+    assert export.prediction_file(named, ".csv") == b"row,prediction,probability_well\n1,well,1\n"

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedkin.federation import Client, Federation, FederationError
-from fedkin.task import LOSSES, Task
+from fedkin.base.task import LOSSES, Task
+from fedkin.data.federation import Client, Federation, FederationError
 
 TASK = Task.classification((1,), 3)
 

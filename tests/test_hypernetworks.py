@@ -10,9 +10,9 @@ import torch
 from helpers import DEVICE, same
 from torch import Tensor, nn
 
-from fedkin import streams
-from fedkin.hypernetworks import SMALL, GraphHypernetwork, MLPHypernetwork, drawn, generator_loss, scale
-from fedkin.weights import Layout
+from fedkin.base import streams
+from fedkin.base.weights import Layout
+from fedkin.maths.hypernetworks import SMALL, GraphHypernetwork, MLPHypernetwork, drawn, generator_loss, scale
 
 CLIENTS, EMBEDDING, HIDDEN, OUTPUTS = 7, 5, 6, 11
 

@@ -15,15 +15,18 @@ from helpers import BASE, same, toy
 from torch import Tensor
 
 import fedkin
-from fedkin import api, inference
-from fedkin.assembly import Assembly
-from fedkin.config import ConfigError, merge
+from fedkin.base.settings import ConfigError
+from fedkin.base.state import State
 from fedkin.data import graphs
+from fedkin.data.federation import Federation
+from fedkin.engines import inferred_graph, start
+from fedkin.engines.assembly import Assembly
 from fedkin.engines.simulation import Diverged, Interrupted, Listener, MethodError
-from fedkin.federation import Federation
 from fedkin.methods.sfl import SFL
-from fedkin.runs import Run, RunError
-from fedkin.state import State
+from fedkin.runs.config import merge
+from fedkin.runs.folder import RunError
+from fedkin.studies import plan
+from fedkin.studies.run import Run
 
 SIZES = (40, 38, 36, 34, 32, 30)
 GROUPS = (0, 1, 0, 1, 0, 1)
@@ -47,7 +50,7 @@ TABLE = merge(BASE, {"method": "sfl", "graph": {"infer_rounds": 2, "top": 2}})
 
 def ready(federation: Federation | None = None, source: str | None = None, **settings: Any) -> Assembly:
     table = merge(TABLE, settings if source is None else merge(settings, {"graph": {"source": source}}))
-    return api.prepare(table, federation=toy(SIZES, GROUPS) if federation is None else federation)
+    return start.prepare(table, federation=toy(SIZES, GROUPS) if federation is None else federation)
 
 
 def related(assembly: Assembly) -> Tensor:
@@ -62,14 +65,14 @@ def related(assembly: Assembly) -> Tensor:
 def inferences(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """The configurations under which attention was worked out, as they come."""
     begun: list[str] = []
-    plain = inference.Simulation
+    plain = inferred_graph.Simulation
 
     class Counted(plain):  # type: ignore[valid-type,misc]
         def __init__(self, assembly: Assembly, *rest: Any) -> None:
             begun.append(f"{assembly.config.method}, seed {assembly.config.seed}")
             super().__init__(assembly, *rest)
 
-    monkeypatch.setattr(inference, "Simulation", Counted)
+    monkeypatch.setattr(inferred_graph, "Simulation", Counted)
     yield begun
 
 
@@ -96,7 +99,7 @@ def test_without_one_edges_are_drawn_by_the_known_groups_and_the_splits_seed():
 
 
 def test_digits_in_groups_have_a_graph_by_default():
-    found = api.prepare(method="sfl", data={"name": "digits", "split": "practical"})
+    found = start.prepare(method="sfl", data={"name": "digits", "split": "practical"})
     groups, graph = found.problem.groups, found.problem.graph
     assert groups is not None and graph is not None
     kin = groups[:, None] == groups
@@ -199,9 +202,9 @@ def test_attention_is_that_of_an_ordinary_run_on_the_same_lies_with_the_same_abs
         "data": {"validation": 0.1},
     }
     expected = plain_attention(tmp_path / by, by, federation, **settings)
-    found = inference.attention(ready(federation, "inferred", **settings, graph={"infer_by": by}))
+    found = inferred_graph.attention(ready(federation, "inferred", **settings, graph={"infer_by": by}))
     assert same(found.float(), expected)
-    other = inference.attention(ready(federation, "inferred", **{**settings, "seed": 4}, graph={"infer_by": by}))
+    other = inferred_graph.attention(ready(federation, "inferred", **{**settings, "seed": 4}, graph={"infer_by": by}))
     assert not same(other.float(), expected)
 
 
@@ -227,7 +230,7 @@ def test_nothing_is_inferred_before_a_run_begins(inferences):
     assert found.infers
     assert related(found).count_nonzero() == 0
     objects: dict[str, Any] = {"federation": toy(SIZES, GROUPS)}
-    api.planned(inferring(), ["sfl", OTHER], 3, Path("nowhere"), objects)
+    plan.planned(inferring(), ["sfl", OTHER], 3, Path("nowhere"), objects)
     assert inferences == []
 
 
@@ -236,7 +239,7 @@ def test_a_run_keeps_its_graph_and_one_without_a_use_for_it_none(tmp_path, infer
     run = fedkin.run(inferring(), federation=federation, out=tmp_path / "run")
     assert inferences == ["heurfedamp, seed 0"]
     assert run.resolved().graph.source == "inferred"
-    expected = inference.graph(ready(federation, "inferred"))
+    expected = inferred_graph.graph(ready(federation, "inferred"))
     assert run.graph is not None
     assert np.array_equal(run.graph, expected.cpu().numpy())
     again = ready(federation, str(run.path / "graph.npz"))
@@ -355,7 +358,7 @@ def test_an_inference_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
     def fail(*_: Any) -> Tensor:
         raise fedkin.FedkinError("No room.")
 
-    monkeypatch.setattr(inference, "attention", fail)
+    monkeypatch.setattr(inferred_graph, "attention", fail)
     with pytest.raises(fedkin.FedkinError, match="No room"):
         fedkin.run(inferring(), federation=toy(SIZES, GROUPS), out=tmp_path / "made" / "run")
     assert list(tmp_path.iterdir()) == []
@@ -403,19 +406,19 @@ def with_other_data(federation: Federation, names: Sequence[str]) -> Federation:
 def test_who_comes_later_has_no_say_in_who_is_related_among_the_known(tmp_path):
     federation = toy((40,) * 9, [i % 3 for i in range(9)])
     settings = inferring(participation={"novel": 0.34}, graph={"infer_rounds": 3})
-    found = api.prepare(settings, federation=federation)
+    found = start.prepare(settings, federation=federation)
     known, newcomers = found.problem.known, found.problem.names[found.problem.known :]
     assert len(newcomers) == 3
-    graph = inference.graph(found)
+    graph = inferred_graph.graph(found)
     moved = with_other_data(federation, newcomers)
-    other = inference.graph(api.prepare(settings, federation=moved))
+    other = inferred_graph.graph(start.prepare(settings, federation=moved))
     assert torch.equal(graph[:known, :known], other[:known, :known])
     assert not torch.equal(graph, other), "their own edges follow from their data"
     assert not graph[known:, known:].any(), "newcomers are not related to each other"
     assert bool((graph[known:, :known].sum(1) >= 1).all())
     of_known = with_other_data(federation, found.problem.names[:2])
     assert not torch.equal(
-        inference.graph(api.prepare(settings, federation=of_known))[:known, :known], graph[:known, :known]
+        inferred_graph.graph(start.prepare(settings, federation=of_known))[:known, :known], graph[:known, :known]
     )
     run = fedkin.run(settings, federation=federation, out=tmp_path / "run")
     assert run.graph is not None
@@ -429,17 +432,17 @@ def test_newcomers_are_told_from_the_known(top, monkeypatch):
     found = ready(source="inferred", participation={"novel": 0.34}, graph={"top": top})
     xi = torch.rand(6, 6, generator=torch.Generator().manual_seed(top))
     xi[4:, 0] += 9  # both newcomers have client 0 in mind
-    monkeypatch.setattr(inference, "attention", lambda *_: xi)
+    monkeypatch.setattr(inferred_graph, "attention", lambda *_: xi)
     assert found.problem.known == 4
-    assert torch.equal(inference.graph(found)[:4, :4], graphs.from_collaboration(xi[:4, :4], top))
+    assert torch.equal(inferred_graph.graph(found)[:4, :4], graphs.from_collaboration(xi[:4, :4], top))
 
 
 def test_newcomers_find_their_kin():
     federation = toy((80,) * 9, [i % 3 for i in range(9)])
-    found = api.prepare(
+    found = start.prepare(
         inferring(participation={"novel": 0.34}, graph={"infer_rounds": 5}, local={"lr": 0.05}), federation=federation
     )
-    graph, groups = inference.graph(found), found.problem.groups
+    graph, groups = inferred_graph.graph(found), found.problem.groups
     assert groups is not None
     new = found.problem.known
     inside = (graph[new:, :new] * (groups[new:, None] == groups[:new])).sum() / graph[new:, :new].sum()

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 import fedkin
-from fedkin import terminal
+from fedkin.cli import terminal
+from fedkin.cli.terminal import show_joining
 from fedkin.errors import FedkinError
-from fedkin.estimates import Estimate
-from fedkin.joining import Joining, JoiningError, Silo, best_joint, scorecard, worth_joining
-from fedkin.outputs import Outputs
-from fedkin.report import joining_sentence, joining_words
-from fedkin.terminal import show_joining
+from fedkin.evidence.estimates import Estimate
+from fedkin.evidence.outputs import Outputs
+from fedkin.evidence.worth_joining import Joining, JoiningError, Silo, best_joint, scorecard, worth_joining
+from fedkin.report.words import joining_sentence, joining_words
 
 HEADLINE = {"separate": "personal", "fedavg": "global", "fedamp": "cloud", "groups": "cloud"}
 

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 pytest.importorskip("triton")
 
-from fedkin import collaboration as co
-from fedkin import kernels, launching, models, pairs
-from fedkin.execution import Batch, Layered, OneByOne, tf32
-from fedkin.optimisers import Local, Optimiser, Proximal
-from fedkin.task import LOSSES
-from fedkin.weights import Layout
+from fedkin.base.task import LOSSES
+from fedkin.base.weights import Layout
+from fedkin.gpu import launching, layer_kernels, pairs_of_rows
+from fedkin.maths import collaboration as co
+from fedkin.training import models
+from fedkin.training.execution import Batch, Layered, OneByOne, tf32
+from fedkin.training.optimisers import Local, Optimiser, Proximal
 
 
 @pytest.fixture(autouse=True)
@@ -78,9 +79,9 @@ def test_a_stacked_convolution_is_one_for_each_client(case: str, into: str) -> N
     bias = drawn(k, outputs) if biased else None
     written: set[str] = set()
     G = torch.full((k, weight[0].numel() + 7), 99.0, device=DEVICE)
-    sink = kernels.Sink(G[:, 3 : 3 + weight[0].numel()].view(weight.shape), "weight", written)
+    sink = layer_kernels.Sink(G[:, 3 : 3 + weight[0].numel()].view(weight.shape), "weight", written)
     given = sink if into == "the matrix of gradients" else None
-    y = kernels.Convolution.apply(x, weight, bias, given, None, (stride, padding, dilation))
+    y = layer_kernels.Convolution.apply(x, weight, bias, given, None, (stride, padding, dilation))
     slope = torch.randn_like(y)
     asked = [x, weight] if bias is None else [x, weight, bias]
     dx, dw, *db = torch.autograd.grad(y, asked, slope, allow_unused=True)
@@ -109,7 +110,7 @@ def test_half_precision_rounds_products_and_not_their_sums(case: str) -> None:
     k, n, channels, height, width, size, stride, padding, dilation, outputs, _ = CONVOLUTIONS[case]
     x = drawn(k * n, channels, height, width).detach().half().requires_grad_()
     weight = drawn(k, outputs, channels, *size)
-    y = kernels.Convolution.apply(x, weight, None, None, None, (stride, padding, dilation))
+    y = layer_kernels.Convolution.apply(x, weight, None, None, None, (stride, padding, dilation))
     slope = torch.randn_like(y)
     dw = torch.autograd.grad(y, weight, slope)[0]
     X, Wd = as_double(x, weight.detach().half())
@@ -123,7 +124,7 @@ def test_half_precision_rounds_products_and_not_their_sums(case: str) -> None:
 @pytest.mark.parametrize(("height", "width", "side"), [(6, 8, 2), (7, 9, 2), (7, 5, 3)])
 def test_relu_and_pooling_in_one(height: int, width: int, side: int) -> None:
     x = drawn(5, 3, height, width)
-    y, expected = kernels.ReluPool.apply(x, side), F.max_pool2d(torch.relu(x), side)
+    y, expected = layer_kernels.ReluPool.apply(x, side), F.max_pool2d(torch.relu(x), side)
     slope = torch.randn_like(expected)
     assert torch.equal(y, expected)
     assert torch.equal(torch.autograd.grad(y, x, slope)[0], torch.autograd.grad(expected, x, slope)[0])
@@ -131,7 +132,7 @@ def test_relu_and_pooling_in_one(height: int, width: int, side: int) -> None:
 
 def test_pooling_takes_the_first_of_equals_and_nothing_below_zero() -> None:
     x = torch.tensor([[2.0, 2.0, -1.0, -2.0], [2.0, 1.0, -3.0, -1.0]], device=DEVICE).view(1, 1, 2, 4).requires_grad_()
-    y = kernels.ReluPool.apply(x, 2)
+    y = layer_kernels.ReluPool.apply(x, 2)
     assert y.flatten().tolist() == [2.0, 0.0]
     assert torch.autograd.grad(y.sum(), x)[0].flatten().tolist() == [1, 0, 0, 0, 0, 0, 0, 0]
 
@@ -143,7 +144,7 @@ def test_batch_statistics_are_each_clients_own(shape: tuple[int, ...], affine: b
     k, channels = 2, shape[1]
     x = (drawn(*shape).detach() + 300).requires_grad_()
     weight, bias = (drawn(k, channels), drawn(k, channels)) if affine else (None, None)
-    y, mean, var = kernels.BatchNorm.apply(x, weight, bias, k, 1e-5, None, False)
+    y, mean, var = layer_kernels.BatchNorm.apply(x, weight, bias, k, 1e-5, None, False)
     slope = torch.randn_like(y)
     X, Wd, B = as_double(x, weight, bias)
     assert X is not None
@@ -166,7 +167,7 @@ def test_batch_statistics_are_each_clients_own(shape: tuple[int, ...], affine: b
 def test_a_shortcut_and_a_relu_go_with_the_statistics(added: bool) -> None:
     k, x, weight, bias = 2, drawn(4, 5, 3, 6), drawn(2, 5), drawn(2, 5)
     other = drawn(4, 5, 3, 6) if added else None
-    y, _, _ = kernels.BatchNorm.apply(x, weight, bias, k, 1e-5, other, True)
+    y, _, _ = layer_kernels.BatchNorm.apply(x, weight, bias, k, 1e-5, other, True)
     slope = torch.randn_like(y)
     X, Wd, B, Z = as_double(x, weight, bias, other)
     assert X is not None and Wd is not None and B is not None
@@ -248,14 +249,16 @@ def test_these_kernels_are_for_matrix_units_alone() -> None:
     assert launching.usable(torch.zeros(1, device=DEVICE))
     assert not launching.usable(torch.zeros(1, device=DEVICE, dtype=torch.float64))
     assert not launching.usable(torch.zeros(1, device=DEVICE, dtype=torch.int64))
-    assert kernels.convolves(nn.Conv2d(2, 2, 3, stride=2)) and kernels.convolves(nn.Conv2d(2, 2, 3, dilation=2))
+    assert layer_kernels.convolves(nn.Conv2d(2, 2, 3, stride=2)) and layer_kernels.convolves(
+        nn.Conv2d(2, 2, 3, dilation=2)
+    )
     for other in (
         nn.Conv2d(2, 2, 3, groups=2),
         nn.Conv2d(2, 2, 3, padding=1, padding_mode="circular"),
         nn.Conv2d(2, 2, 3, padding="same"),
         nn.Conv2d(2, 2, 3, stride=2, dilation=2),
     ):
-        assert not kernels.convolves(other)
+        assert not layer_kernels.convolves(other)
 
 
 # Compiled ahead
@@ -268,8 +271,8 @@ def test_a_rehearsal_notes_each_kernel_once_and_starts_none(monkeypatch: pytest.
     G = torch.full(weight.shape, 99.0, device=DEVICE)
 
     def step() -> Tensor:
-        sink = kernels.Sink(G, "weight", set())
-        y = kernels.Convolution.apply(x, weight, None, sink, None, ((1, 1), (1, 1), (1, 1)))
+        sink = layer_kernels.Sink(G, "weight", set())
+        y = layer_kernels.Convolution.apply(x, weight, None, sink, None, ((1, 1), (1, 1), (1, 1)))
         y.sum().backward()
         return y
 
@@ -294,7 +297,7 @@ def test_products_of_centred_rows(m: int, d: int, scaled: bool) -> None:
     """Rows that almost agree keep their distances (trap T14), in one tile and in several."""
     W = (1 + 1e-3 * torch.randn(m, d)).to(DEVICE)
     scale = torch.rand(m).to(DEVICE) * 1e-4 + 1 if scaled else None
-    found, squares = pairs.gram(W[:, : d - 3], scale)
+    found, squares = pairs_of_rows.gram(W[:, : d - 3], scale)
     rows = W[:, : d - 3].double() * (1 if scale is None else scale.double()[:, None])
     # The centre is rounded, but it is the same for all. A scaled row is rounded for itself.
     assert_near(_distances(found), torch.cdist(rows, rows).square(), 3e-4 if scaled else 1e-5)
@@ -307,7 +310,7 @@ def _distances(gram: Tensor) -> Tensor:
 
 
 def test_rows_that_agree_have_no_distance() -> None:
-    found, _ = pairs.gram(torch.randn(1, 500).to(DEVICE).repeat(7, 1))
+    found, _ = pairs_of_rows.gram(torch.randn(1, 500).to(DEVICE).repeat(7, 1))
     assert not _distances(found).any()
 
 
@@ -315,7 +318,7 @@ def test_rows_that_agree_have_no_distance() -> None:
 def test_mixing_is_exact_to_the_last_digits(r: int, m: int, d: int) -> None:
     xi, W = torch.softmax(torch.randn(r, m), 1).to(DEVICE), torch.randn(m, d).to(DEVICE)
     U = torch.empty(r, d + 5, device=DEVICE)[:, :d]
-    pairs.mix(xi, W, U)
+    pairs_of_rows.mix(xi, W, U)
     assert_near(U, xi.double() @ W.double(), 2e-7)
 
 
@@ -323,9 +326,9 @@ def test_mixing_with_the_identity_changes_no_bit() -> None:
     """Trap T26, of large and small numbers; and in place."""
     W = torch.randn(9, 400).to(DEVICE) * 10.0 ** torch.randint(-20, 20, (9, 400)).to(DEVICE)
     U = torch.empty_like(W)
-    pairs.mix(torch.eye(9, device=DEVICE, dtype=torch.float64), W, U)
+    pairs_of_rows.mix(torch.eye(9, device=DEVICE, dtype=torch.float64), W, U)
     assert torch.equal(U, W)
-    pairs.mix(torch.eye(9, device=DEVICE, dtype=torch.float64).flip(0), W, W)
+    pairs_of_rows.mix(torch.eye(9, device=DEVICE, dtype=torch.float64).flip(0), W, W)
     assert torch.equal(W, U.flip(0))
 
 
@@ -338,8 +341,8 @@ def test_large_matrices_are_left_to_the_kernels(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(co, "LARGE", 0)
     called = []
     for name in ("gram", "mix"):
-        own = getattr(pairs, name)
-        monkeypatch.setattr(pairs, name, lambda *given, own=own, name=name: called.append(name) or own(*given))
+        own = getattr(pairs_of_rows, name)
+        monkeypatch.setattr(pairs_of_rows, name, lambda *given, own=own, name=name: called.append(name) or own(*given))
     found = (*co.squared_distances(W), co.cosine_distances(W), co.mix(xi, W))
     assert called == ["gram", "gram", "mix"]
     for a, b in zip(found, plain, strict=True):
@@ -366,7 +369,7 @@ def test_weights_gradients_with_tf32_have_more_digits_than_that(case: str) -> No
     k, n, channels, height, width, size, stride, padding, dilation, outputs, _ = CONVOLUTIONS[case]
     x, weight = drawn(k * n, channels, height, width), drawn(k, outputs, channels, *size)
     with tf32(True):
-        y = kernels.Convolution.apply(x, weight, None, None, None, (stride, padding, dilation))
+        y = layer_kernels.Convolution.apply(x, weight, None, None, None, (stride, padding, dilation))
         slope = torch.randn_like(y)
         dw = torch.autograd.grad(y, weight, slope)[0]
     X, Wd = as_double(x, weight)
@@ -385,7 +388,7 @@ def test_what_is_not_a_number_stays_so(bits: int, monkeypatch: pytest.MonkeyPatc
     for there in (x, slope := drawn(2, 8, 3, 3).detach()):
         there[1, 2, 1, 1] = nan
         with tf32(True):
-            y = kernels.Convolution.apply(x, weight, None, None, None, ((1, 1), (1, 1), (1, 1)))
+            y = layer_kernels.Convolution.apply(x, weight, None, None, None, ((1, 1), (1, 1), (1, 1)))
             dw = torch.autograd.grad(y, weight, slope)[0]
         assert dw[1].isnan().any() and not dw[0].isnan().any()
         there[1, 2, 1, 1] = 1.0
@@ -393,15 +396,15 @@ def test_what_is_not_a_number_stays_so(bits: int, monkeypatch: pytest.MonkeyPatc
     W[3, 7] = nan
     monkeypatch.setattr(co, "LARGE", 0)
     assert co.squared_distances(W)[0][3, :3].isnan().all()
-    assert pairs.gram(W)[0][3].isnan().all()
+    assert pairs_of_rows.gram(W)[0][3].isnan().all()
 
 
 @pytest.mark.parametrize("d", [640, 642, 643])
 def test_rows_may_begin_anywhere(d: int) -> None:
     """In memory that is read four numbers at a time, two, or one."""
     W = torch.randn(6, d).to(DEVICE)[:, : d - 4]
-    found, _ = pairs.gram(W)
+    found, _ = pairs_of_rows.gram(W)
     assert_near(_distances(found), torch.cdist(W.double(), W.double()).square(), 1e-5)
     xi, U = torch.softmax(torch.randn(6, 6), 1).to(DEVICE), torch.empty(6, d, device=DEVICE)[:, : d - 4]
-    pairs.mix(xi, W, U)
+    pairs_of_rows.mix(xi, W, U)
     assert_near(U, xi.double() @ W.double(), 2e-7)

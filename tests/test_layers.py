@@ -9,11 +9,11 @@ import torch
 from helpers import DEVICE
 from torch import Tensor, nn
 
-from fedkin import models
-from fedkin.execution import Batch, Layered, OneByOne
-from fedkin.layers import Plan, Unknown
-from fedkin.task import LOSSES
-from fedkin.weights import Layout
+from fedkin.base.task import LOSSES
+from fedkin.base.weights import Layout
+from fedkin.training import models
+from fedkin.training.execution import Batch, Layered, OneByOne
+from fedkin.training.layers import Plan, Unknown
 
 
 class Shared(nn.Module):

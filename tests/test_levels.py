@@ -13,10 +13,11 @@ from helpers import BASE, toy
 
 import fedkin
 from fedkin import FedkinError
-from fedkin.config import merge
-from fedkin.federation import Federation
+from fedkin.data.federation import Federation
 from fedkin.report.levels import finding, lines, picture, places
-from fedkin.runs import Run, RunError
+from fedkin.runs.config import merge
+from fedkin.runs.folder import RunError
+from fedkin.studies.run import Run
 
 METHODS = ["fedamp", "fedavg", "separate"]
 LEVELS = {"corruption.labels": [0, 0.5], "participation.dropped": [0, 0.5]}
@@ -261,7 +262,7 @@ def test_the_page_opens_at_the_last_round_where_clients_are_hit_and_has_a_table_
 def test_the_terminal_shows_the_last_round_first_where_clients_are_hit_else_the_best(
     found: fedkin.Levels, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedkin import terminal
+    from fedkin.cli import terminal
 
     terminal.show_levels(found)
     shown = [line.split() for line in capsys.readouterr().out.splitlines()]

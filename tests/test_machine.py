@@ -13,7 +13,7 @@ import torch
 from helpers import DEVICE
 from torch.func import grad, vmap
 
-from fedkin import machine
+from fedkin.base import machine
 
 CPU = torch.device("cpu")
 MIB = 1 << 20

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad, stack_module_state, vmap
 
-from fedkin import models
-from fedkin.models import ModelError
+from fedkin.training import models
+from fedkin.training.models import ModelError
 
 Shape = tuple[int, ...]
 

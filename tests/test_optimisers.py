@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from torch import Tensor, nn
 
-from fedkin import optimisers
-from fedkin.optimisers import Local, Optimiser
+from fedkin.training import optimisers
+from fedkin.training.optimisers import Local, Optimiser
 
 SGD = [
     {"lr": 0.1},

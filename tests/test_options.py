@@ -8,9 +8,10 @@ import pytest
 from pydantic import BaseModel, Field
 
 from fedkin import methods
-from fedkin.config import ConfigError, resolve
+from fedkin.base.settings import ConfigError
 from fedkin.methods import UnknownMethod
-from fedkin.options import SHORT, meaning, parse, paths
+from fedkin.runs.config import resolve
+from fedkin.runs.options import SHORT, meaning, parse, paths
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ from helpers import BASE, toy
 from safetensors import safe_open
 
 import fedkin
-from fedkin.config import merge
+from fedkin.base.task import METRICS, Task
+from fedkin.data.federation import Client, Federation
 from fedkin.engines import scores
 from fedkin.errors import FedkinError
-from fedkin.federation import Client, Federation
-from fedkin.outputs import Outputs
-from fedkin.runs import Run, RunError
-from fedkin.task import METRICS, Task
+from fedkin.evidence.outputs import Outputs
+from fedkin.runs.config import merge
+from fedkin.runs.folder import RunError
+from fedkin.studies.run import Run
 
 SETTINGS = merge(BASE, {"precision": "float32", "data": {"validation": 0.3}})
 

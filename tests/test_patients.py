@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkin import estimates, patients
-from fedkin.estimates import over_seeds
-from fedkin.outputs import Outputs
-from fedkin.statistics import accuracy_interval, clustered_interval, interval, paired_interval
-from fedkin.task import METRICS
+from fedkin.base.task import METRICS
+from fedkin.evidence import estimates, repeated_samples
+from fedkin.evidence.estimates import over_seeds
+from fedkin.evidence.outputs import Outputs
+from fedkin.maths.statistics import accuracy_interval, clustered_interval, interval, paired_interval
 
 CLASSES = ("accuracy", "balanced_accuracy", "auc", "log_loss")
 NUMBERS = ("rmse", "mae", "mse")
@@ -86,7 +86,7 @@ def test_a_weight_is_a_number_of_copies(name: str, outputs: int) -> None:
             continue
         metric = METRICS[name].in_units(3.0)
         times = rng.integers(0, 4, size=(30, n)).astype(float)
-        for row, value in zip(times, patients.weighted(metric, answers, y)(times), strict=True):
+        for row, value in zip(times, repeated_samples.weighted(metric, answers, y)(times), strict=True):
             drawn = torch.repeat_interleave(torch.arange(n), torch.as_tensor(row).long())
             expected = metric(answers[drawn], y[drawn]).mean() if len(drawn) else torch.tensor(torch.nan)
             assert value == pytest.approx(float(expected), nan_ok=True)
@@ -94,7 +94,9 @@ def test_a_weight_is_a_number_of_copies(name: str, outputs: int) -> None:
 
 def test_a_class_that_was_not_drawn_leaves_the_seed_out_of_that_draw() -> None:
     y, answers = torch.tensor([0, 1, 1]), torch.tensor([[1.0, 0], [0, 1], [2, 0]])
-    values = patients.weighted(METRICS["auc"], answers, y)(np.array([[1.0, 1, 0], [0, 2, 1], [0, 0, 0], [1, 1, 3]]))
+    values = repeated_samples.weighted(METRICS["auc"], answers, y)(
+        np.array([[1.0, 1, 0], [0, 2, 1], [0, 0, 0], [1, 1, 3]])
+    )
     assert values.tolist() == pytest.approx([1, np.nan, np.nan, 0.25], nan_ok=True)
 
 
@@ -106,21 +108,21 @@ def test_one_seed_is_as_it_was(name: str) -> None:
     before, after = (each[:1] for each in both(name))
     metric = after[0].metric(name)
     answers = after[0].models["chosen"], after[0].targets
-    assert patients.estimate(name, after, "chosen") == estimates.estimate(metric, *answers)
+    assert repeated_samples.estimate(name, after, "chosen") == estimates.estimate(metric, *answers)
     expected = estimates.gain(metric, before[0].models["chosen"], *answers)
-    assert patients.gain(name, before, after, "chosen") == expected
+    assert repeated_samples.gain(name, before, after, "chosen") == expected
 
 
 @pytest.mark.parametrize("name", [*CLASSES, *NUMBERS])
 def test_without_numbers_of_patients_seeds_are_averaged(name: str) -> None:
     before, after = map(nameless, both(name))
     found = [estimates.estimate(o.metric(name), o.models["chosen"], o.targets) for o in after]
-    assert patients.estimate(name, after, "chosen") == over_seeds(found)
+    assert repeated_samples.estimate(name, after, "chosen") == over_seeds(found)
     gains = [
         estimates.gain(b.metric(name), a.models["chosen"], b.models["chosen"], b.targets)
         for a, b in zip(before, after, strict=True)
     ]
-    assert patients.gain(name, before, after, "chosen") == over_seeds(gains)
+    assert repeated_samples.gain(name, before, after, "chosen") == over_seeds(gains)
 
 
 # ---- a patient counts once ----
@@ -130,10 +132,10 @@ def test_without_numbers_of_patients_seeds_are_averaged(name: str) -> None:
 def test_the_value_is_the_mean_over_seeds_and_inside_its_interval(name: str) -> None:
     before, after = both(name)
     for found, plain in (
-        (patients.estimate(name, after, "chosen"), patients.estimate(name, nameless(after), "chosen")),
+        (repeated_samples.estimate(name, after, "chosen"), repeated_samples.estimate(name, nameless(after), "chosen")),
         (
-            patients.gain(name, before, after, "chosen"),
-            patients.gain(name, nameless(before), nameless(after), "chosen"),
+            repeated_samples.gain(name, before, after, "chosen"),
+            repeated_samples.gain(name, nameless(before), nameless(after), "chosen"),
         ),
     ):
         assert found.value == pytest.approx(plain.value, rel=1e-12)
@@ -144,11 +146,11 @@ def test_the_value_is_the_mean_over_seeds_and_inside_its_interval(name: str) -> 
 @pytest.mark.parametrize("name", [*CLASSES, *NUMBERS])
 def test_the_same_test_again_is_no_new_evidence(name: str) -> None:
     before, after = both(name)
-    once = patients.gain(name, before[:1], after[:1], "chosen")
-    again = patients.gain(name, before[:1] * 5, after[:1] * 5, "chosen")
+    once = repeated_samples.gain(name, before[:1], after[:1], "chosen")
+    again = repeated_samples.gain(name, before[:1] * 5, after[:1] * 5, "chosen")
     assert again.value == pytest.approx(once.value)
     assert again.high - again.low == pytest.approx(once.high - once.low, rel=0.12)  # two bootstraps, or one closed form
-    scores = [patients.estimate(name, after[:1] * k, "chosen") for k in (1, 5)]
+    scores = [repeated_samples.estimate(name, after[:1] * k, "chosen") for k in (1, 5)]
     assert scores[1] == pytest.approx(scores[0], rel=0.12)
 
 
@@ -164,7 +166,7 @@ def test_seeds_that_differ_widen_the_interval_though_patients_of_one_are_alike()
     """Drawn anew, patients of each seed would be what they were; but ten patients differ, five from five."""
     before = errors((range(5), [2.0] * 5), (range(5, 10), [2.0] * 5))
     after = errors((range(5), [1.0] * 5), (range(5, 10), [2.0] * 5))
-    found = patients.gain("mae", before, after, "chosen")
+    found = repeated_samples.gain("mae", before, after, "chosen")
     assert (found.low, found.high) == pytest.approx(interval([1.0] * 5 + [0.0] * 5))
 
 
@@ -174,17 +176,17 @@ def test_what_a_patient_gains_in_one_seed_and_loses_in_another_cancels() -> None
     order = rng.permutation(40)
     before = errors((range(40), 1 + gained), (order, np.ones(40)))
     after = errors((range(40), np.ones(40)), (order, (1 + gained - net)[order]))
-    found = patients.gain("mae", before, after, "chosen")
+    found = repeated_samples.gain("mae", before, after, "chosen")
     assert (found.low, found.high) == pytest.approx(interval(net / 2), abs=0.01)
 
 
 @pytest.mark.parametrize("name", ["accuracy", "balanced_accuracy"])
 def test_counted_answers_of_one_test_again_have_the_same_interval(name: str) -> None:
     before, after = both(name)
-    found = [patients.gain(name, before[:1] * k, after[:1] * k, "chosen") for k in (1, 5)]
+    found = [repeated_samples.gain(name, before[:1] * k, after[:1] * k, "chosen") for k in (1, 5)]
     assert found[0] == pytest.approx(found[1], rel=1e-9)
-    assert patients.estimate(name, after[:1] * 5, "chosen") == pytest.approx(
-        patients.estimate(name, after[:1], "chosen"), rel=1e-9
+    assert repeated_samples.estimate(name, after[:1] * 5, "chosen") == pytest.approx(
+        repeated_samples.estimate(name, after[:1], "chosen"), rel=1e-9
     )
 
 
@@ -199,9 +201,11 @@ def test_different_patients_are_as_good_as_all_in_one_test(name: str) -> None:
     def cut(outputs: Outputs) -> list[Outputs]:
         return [one_seed(outputs.models["chosen"][p], outputs.targets[p], p) for p in parts]
 
-    one, four = (patients.gain(name, a, b, "chosen") for a, b in (([whole], [better]), (cut(whole), cut(better))))
+    one, four = (
+        repeated_samples.gain(name, a, b, "chosen") for a, b in (([whole], [better]), (cut(whole), cut(better)))
+    )
     assert four.high - four.low == pytest.approx(one.high - one.low, rel=0.15)
-    one, four = (patients.estimate(name, each, "chosen") for each in ([better], cut(better)))
+    one, four = (repeated_samples.estimate(name, each, "chosen") for each in ([better], cut(better)))
     assert four.high - four.low == pytest.approx(one.high - one.low, rel=0.15)
 
 
@@ -227,14 +231,16 @@ def test_all_right_is_not_certain() -> None:
     rows = [torch.arange(0, 10), torch.arange(5, 15), torch.arange(10, 20)]
     seeds = [one_seed(answering([3.0] * 10, y[r]), y[r], r) for r in rows]
     for name in ("accuracy", "balanced_accuracy", "auc"):
-        score = patients.estimate(name, seeds, "chosen")
+        score = repeated_samples.estimate(name, seeds, "chosen")
         assert score.value == score.high == 1 and score.low < 0.95
-        gain = patients.gain(name, seeds, seeds, "chosen")
+        gain = repeated_samples.gain(name, seeds, seeds, "chosen")
         assert gain.value == 0 and gain.low < -0.02 and gain.high > 0.02
     shares = np.bincount(torch.cat(rows)) / 30
     worth = 1 / (shares**2).sum()
     assert 15 < worth < 20
-    assert patients.estimate("accuracy", seeds, "chosen").low == pytest.approx(accuracy_interval(worth, worth)[0])
+    assert repeated_samples.estimate("accuracy", seeds, "chosen").low == pytest.approx(
+        accuracy_interval(worth, worth)[0]
+    )
 
 
 def test_patients_who_all_change_alike_leave_doubt() -> None:
@@ -243,7 +249,7 @@ def test_patients_who_all_change_alike_leave_doubt() -> None:
     before = [one_seed(answering([-2.0] * 4, y[r]), y[r], r) for r in rows]
     after = [one_seed(answering([2.0] * 4, y[r]), y[r], r) for r in rows]
     for name in ("accuracy", "balanced_accuracy", "auc"):
-        gain = patients.gain(name, before, after, "chosen")
+        gain = repeated_samples.gain(name, before, after, "chosen")
         assert gain.value == 1 and gain.low < 0.75 and gain.high == 1
 
 
@@ -253,7 +259,7 @@ def test_four_gained_and_none_lost_of_thirty_is_no_answer() -> None:
     before = answering([-1.0 if i < 4 else 1.0 for i in range(30)], y)
     parts = [torch.arange(0, 30, 2), torch.arange(1, 30, 2)]
     seeds = [[one_seed(a[p], y[p], p) for p in parts] for a in (before, answering([1.0] * 30, y))]
-    found = patients.gain("accuracy", *seeds, "chosen")
+    found = repeated_samples.gain("accuracy", *seeds, "chosen")
     assert found.value == pytest.approx(4 / 30) and found.low < 0
 
 
@@ -263,16 +269,16 @@ def test_seeds_of_one_class_are_left_out() -> None:
     answers = torch.stack([-logits, logits], dim=1)
     rows = [torch.arange(4), torch.arange(2, 6), torch.tensor([0, 2, 4, 6])]
     seeds = [one_seed(answers[r], y[r], r) for r in rows]
-    assert patients.estimate("auc", seeds, "chosen") == patients.estimate("auc", seeds[:2], "chosen")
-    alone = patients.estimate("auc", [seeds[0], seeds[2]], "chosen")
-    assert alone == patients.estimate("auc", seeds[:1], "chosen")
-    assert np.isnan(patients.estimate("auc", [seeds[2], seeds[2]], "chosen")).all()
+    assert repeated_samples.estimate("auc", seeds, "chosen") == repeated_samples.estimate("auc", seeds[:2], "chosen")
+    alone = repeated_samples.estimate("auc", [seeds[0], seeds[2]], "chosen")
+    assert alone == repeated_samples.estimate("auc", seeds[:1], "chosen")
+    assert np.isnan(repeated_samples.estimate("auc", [seeds[2], seeds[2]], "chosen")).all()
 
 
 def answered(make: Callable[[np.random.Generator], Pair], name: str, times: int) -> tuple[float, float]:
     """The shares of silos of which it is said that the second model is better, or worse."""
     rng = np.random.default_rng(times)
-    gains = [patients.gain(name, *make(rng), "chosen") for _ in range(times)]
+    gains = [repeated_samples.gain(name, *make(rng), "chosen") for _ in range(times)]
     return float(np.mean([g.low > 0 for g in gains])), float(np.mean([g.high < 0 for g in gains]))
 
 
@@ -300,10 +306,10 @@ def test_a_better_model_is_found_more_often_than_by_averaging(name: str) -> None
 def test_a_number_with_two_targets_is_not_one_patient() -> None:
     rng = np.random.default_rng(0)
     before, after = silo(rng, 40)
-    assert patients.same_patients([*before, *after])
-    assert not patients.same_patients([*before, *nameless(after[:1])])
+    assert repeated_samples.same_patients([*before, *after])
+    assert not repeated_samples.same_patients([*before, *nameless(after[:1])])
     strange = replace(after[0], targets=1 - after[0].targets)
-    assert not patients.same_patients([*before, strange])
+    assert not repeated_samples.same_patients([*before, strange])
 
 
 def test_targets_that_seeds_scale_by_their_own_are_the_same_patients() -> None:
@@ -312,6 +318,6 @@ def test_targets_that_seeds_scale_by_their_own_are_the_same_patients() -> None:
     for mean, scale in ((300.0, 81.0), (293.0, 77.5)):
         scaled = ((y - mean) / scale).float()
         seeds.append(replace(one_seed(scaled[:, None] + 0.1, scaled, rows, scale), target_mean=mean))
-    assert patients.same_patients(seeds)
-    assert patients.estimate("mae", seeds, "chosen").value == pytest.approx((8.1 + 7.75) / 2, rel=1e-4)
-    assert not patients.same_patients([seeds[0], replace(seeds[1], target_mean=280.0)])
+    assert repeated_samples.same_patients(seeds)
+    assert repeated_samples.estimate("mae", seeds, "chosen").value == pytest.approx((8.1 + 7.75) / 2, rel=1e-4)
+    assert not repeated_samples.same_patients([seeds[0], replace(seeds[1], target_mean=280.0)])

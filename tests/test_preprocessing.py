@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from sklearn.impute import MissingIndicator, SimpleImputer
 from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-from fedkin.preprocessing import (
+from fedkin.data.preprocessing import (
     Category,
     Number,
     Pixels,
@@ -28,7 +28,7 @@ from fedkin.preprocessing import (
     fitted,
     from_json,
 )
-from fedkin.reading import TableError, read
+from fedkin.data.table import TableError, read
 
 SETTINGS = TableSettings()
 NUMBERS = st.floats(-1e6, 1e6, allow_nan=False) | st.just(np.nan)

@@ -17,8 +17,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedkin import reading
-from fedkin.reading import Table, TableError, categories, category, joined, nearest, number, numbers, read, values
+from fedkin.data import table as reading
+from fedkin.data.table import Table, TableError, categories, category, joined, nearest, number, numbers, read, values
 
 CSV = "age,sex,smokes,note\n63,f,True,\n41.5,m,False,fine\n,f,True,?\n"
 COLUMNS = {

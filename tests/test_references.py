@@ -12,12 +12,14 @@ import torch
 from helpers import ready, toy, trained
 from torch import Tensor
 
-from fedkin import api, references
+from fedkin.base.task import Task
 from fedkin.data import windows
+from fedkin.data.federation import Client, Federation, Seasons
+from fedkin.engines import start
 from fedkin.engines.simulation import Interrupted, Listener
-from fedkin.federation import Client, Federation, Seasons
-from fedkin.references import NoReference, Reference
-from fedkin.task import Task
+from fedkin.evidence.references import Reference, rows
+from fedkin.studies import compare, references
+from fedkin.studies.references import NoReference
 
 SERIES = ["climatology", "persistence", "least_squares", "autoregression", "pooled_least_squares"]
 PERIOD, OBSERVED, OUTPUTS = 7, 4, 3
@@ -43,7 +45,7 @@ def series(*, sizes=(40, 30, 25), missing: float = 0.0, features: int = 1) -> Fe
         members.append(Client(f"s{i}", (x[train], y[train]), (x[test], y[test]), seasons=seasons))
     task = Task.regression(tuple(members[0].train[0].shape[1:]), OUTPUTS)
     if missing:
-        from fedkin.task import LOSSES, METRICS
+        from fedkin.base.task import LOSSES, METRICS
 
         task = replace(task, loss=LOSSES["masked_mse"], metric=METRICS["masked_mse"])
     return Federation("cycles", tuple(members), task, split="random")
@@ -273,14 +275,14 @@ def reference(name: str, seed: int, scores: tuple[float, ...], higher: bool = Fa
 
 def test_rows_are_means_over_clients_then_seeds():
     found = [reference("one", 0, (1.0, 3.0)), reference("one", 1, (5.0, 5.0)), reference("two", 0, (1.0, 1.0))]
-    best, other = references.rows(found)
+    best, other = rows(found)
     assert (best.name, best.mean, best.std_seeds) == ("two", 1.0, None)
     assert (other.mean, other.worst, other.std_clients, other.seeds) == (3.5, 4.0, 0.5, (0, 1))
     assert other.std_seeds == pytest.approx(np.std([2, 5], ddof=1))
-    higher = references.rows([replace(each, higher_is_better=True) for each in found])
+    higher = rows([replace(each, higher_is_better=True) for each in found])
     assert [row.name for row in higher] == ["one", "two"]
     assert higher[0].worst == 3.0
-    assert references.rows([]) == []
+    assert rows([]) == []
 
 
 SETTINGS = {"rounds": 2, "model": {"name": "mlp", "settings": {"hidden": [4]}}, "data": {"validation": 0.0}}
@@ -288,7 +290,7 @@ SETTINGS = {"rounds": 2, "model": {"name": "mlp", "settings": {"hidden": [4]}}, 
 
 def test_a_comparison_keeps_its_references(tmp_path, monkeypatch):
     asked = {"methods": ["fedavg"], "seeds": 2, "federation": series(), "out": tmp_path, **SETTINGS}
-    results = api.compare(references=["climatology", "pooled"], **asked)
+    results = compare.compare(references=["climatology", "pooled"], **asked)
     found = results.references()
     assert [(each.name, each.seed) for each in found] == [
         ("climatology", 0), ("pooled", 0), ("climatology", 1), ("pooled", 1),
@@ -297,9 +299,9 @@ def test_a_comparison_keeps_its_references(tmp_path, monkeypatch):
     told = json.loads((tmp_path / "references.json").read_text())["references"]
     assert told[0]["scores"] == list(found[0].scores)
     monkeypatch.setattr(references, "_pooled", None)  # what is there is not made again
-    again = api.compare(references=["pooled", "persistence"], **asked)
+    again = compare.compare(references=["pooled", "persistence"], **asked)
     assert {each.name for each in again.references()} == {"climatology", "pooled", "persistence"}
-    assert api.compare(**asked).references() == again.references()
+    assert compare.compare(**asked).references() == again.references()
     pytest.importorskip("plotly")
     page = again.report().read_text()
     assert "For comparison, without federated learning" in page
@@ -320,12 +322,14 @@ def test_a_row_of_other_settings_is_made_again(tmp_path):
 
 def test_a_reference_that_does_not_fit_is_refused_before_any_run(tmp_path):
     with pytest.raises(NoReference):
-        api.compare(references=["climatology"], methods=["fedavg"], federation=toy(), out=tmp_path / "c", **SETTINGS)
+        compare.compare(
+            references=["climatology"], methods=["fedavg"], federation=toy(), out=tmp_path / "c", **SETTINGS
+        )
     assert not (tmp_path / "c").exists()
 
 
 def test_without_references_there_are_none(tmp_path):
-    results = api.compare(methods=["fedavg"], federation=toy(), out=tmp_path, **SETTINGS)
+    results = compare.compare(methods=["fedavg"], federation=toy(), out=tmp_path, **SETTINGS)
     assert results.references() == []
     assert not (tmp_path / "references.json").exists()
     pytest.importorskip("plotly")
@@ -370,8 +374,8 @@ def test_tpt48_has_the_known_yardsticks(split, expected, monkeypatch):
     monkeypatch.setenv("FEDKIN_DATA", str(FOLDER))
     found = []
     for seed in range(3):
-        assembly = api.prepare({"method": "separate", "data": {"name": "tpt48", "split": split}, "seed": seed})
+        assembly = start.prepare({"method": "separate", "data": {"name": "tpt48", "split": split}, "seed": seed})
         found += references.compute(assembly, [*expected])
-    for row in references.rows(found):
+    for row in rows(found):
         assert 1000 * row.mean == pytest.approx(expected[row.name], rel=0.05)
         assert 0.5 < 1000 * row.std_clients < 2.5

@@ -14,8 +14,8 @@ import torch
 from helpers import toy, watched
 from torch import Tensor
 
-from fedkin import replay
-from fedkin.replay import Player
+from fedkin.gpu import cuda_graphs
+from fedkin.gpu.cuda_graphs import Player
 
 D, SIZE = 3, 4
 """Weights that are trained, and all numbers of a row."""
@@ -59,7 +59,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> Stage:
         stage.recording = None
 
     fake = SimpleNamespace(CUDAGraph=Graph, graph=graph, graph_pool_handle=lambda: (0, 1), empty_cache=lambda: None)
-    monkeypatch.setattr(replay, "torch", SimpleNamespace(cuda=fake))
+    monkeypatch.setattr(cuda_graphs, "torch", SimpleNamespace(cuda=fake))
     return stage
 
 
@@ -158,7 +158,7 @@ def test_a_larger_workspace_is_recorded_anew_and_a_smaller_one_lies_in_the_same_
 
 
 def test_no_more_shapes_are_recorded_than_are_worth_it(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replay, "MOST", 2)
+    monkeypatch.setattr(cuda_graphs, "MOST", 2)
     own = player(stage)
     W, G = own.workspace(rows(3))
     for turn in range(3):

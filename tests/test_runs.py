@@ -14,11 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedkin import api
-from fedkin.config import read_toml, resolve
+import fedkin
+from fedkin.base.state import State
+from fedkin.engines import start
 from fedkin.engines.simulation import Interrupted, Listener
-from fedkin.runs import Checkpoint, Run, RunError, Writer, file_name, read_lines, replace_file
-from fedkin.state import State
+from fedkin.runs.checkpoint import Checkpoint
+from fedkin.runs.config import read_toml, resolve
+from fedkin.runs.folder import RunError, Writer, file_name, read_lines, replace_file
+from fedkin.studies.run import Run
 
 CONFIG = resolve({"rounds": 3, "data": {"clients": 5}, "local": {"epochs": 1}})
 STRICT: dict[str, Any] = {"parse_constant": lambda word: pytest.fail(f"{word} is not JSON")}
@@ -31,13 +34,13 @@ def bits(tensor: Tensor) -> bytes:
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory) -> Run:
     """A small finished run; tests only read it."""
-    return api.start(api.prepare(CONFIG), tmp_path_factory.mktemp("runs") / "finished")
+    return start.start(start.prepare(CONFIG), tmp_path_factory.mktemp("runs") / "finished")
 
 
 def unfinished(path: Path) -> Run:
     """A run that was asked to stop after its first round."""
     with pytest.raises(Interrupted):
-        api.start(api.prepare(CONFIG), path, Listener(stop=lambda: True))
+        start.start(start.prepare(CONFIG), path, Listener(stop=lambda: True))
     return Run(path)
 
 
@@ -200,7 +203,7 @@ def test_what_a_kill_left_half_written_does_not_pile_up(tmp_path):
     (run.path / "models").mkdir()
     for name in ("checkpoint/.tmpCFXxlQ", "checkpoint/state.safetensors.new", "models/.tmpAbCdEf"):
         (run.path / name).write_bytes(b"half")
-    api.resume(run.path)
+    fedkin.resume(run.path)
     assert not [p for p in run.path.rglob("*") if p.name.startswith(".") or p.name.endswith(".new")]
 
 
@@ -209,7 +212,7 @@ def test_a_checkpoint_later_than_the_lines_is_refused(tmp_path):
     run = unfinished(tmp_path / "run")
     (run.path / "rounds.jsonl").write_text("")
     with pytest.raises(RunError, match="is of round 1, but the whole lines of rounds.jsonl end with round 0"):
-        api.resume(run.path)
+        fedkin.resume(run.path)
     assert not run.complete
 
 

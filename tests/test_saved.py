@@ -17,10 +17,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import fedkin
-from fedkin import cohort, models, saved
+from fedkin.data.preprocessing import Category, Number, Pixels, TablePreprocessing
 from fedkin.errors import FedkinError
-from fedkin.preprocessing import Category, Number, Pixels, TablePreprocessing
-from fedkin.saved import Complete, Prediction, Saved, SavedError
+from fedkin.runs import saved_model
+from fedkin.runs.saved_model import Complete, Prediction, Saved, SavedError
+from fedkin.training import evaluation, models
 
 NAMES = ("calm", "ill", "dying")
 
@@ -140,7 +141,7 @@ def test_mixed_outputs_are_alpha_of_the_own_and_the_rest_of_the_global_model(fil
 
 
 def test_every_predictor_of_a_method_can_be_loaded():
-    assert set(saved.NETWORKS) == set(cohort.PREDICTORS)
+    assert set(saved_model.NETWORKS) == set(evaluation.PREDICTORS)
 
 
 def test_a_regression_answers_in_the_targets_own_units(file):
@@ -250,7 +251,7 @@ def test_a_file_cannot_make_us_import_anything(file, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "trap.py").write_text("from pathlib import Path\nPath('sprung').touch()\ndef factory(): pass\n")
     monkeypatch.chdir(tmp_path)
-    for name in ("trap:factory", "os:system", "fedkin.models:mlp"):
+    for name in ("trap:factory", "os:system", "fedkin.training.models:mlp"):
         write(file, model={"name": name, "settings": {"command": "touch sprung"}})
         sentence = answer(file)
         assert repr(name) in sentence and "model=" in sentence and "--model package.module:factory" in sentence

@@ -10,7 +10,7 @@ from helpers import DEVICE
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkin.state import Memory, Message, Server, State, Upload
+from fedkin.base.state import Memory, Message, Server, State, Upload
 
 
 def example(m: int = 4) -> State:

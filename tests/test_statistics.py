@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import adjusted_rand_score
 
-from fedkin import statistics
+from fedkin.maths import statistics
 
 
 def upper_tail(z: float) -> float:

@@ -17,13 +17,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedkin import api, storage
-from fedkin.collaboration import cosine_distances, mix, softmax_of_others, squared_distances, with_self
-from fedkin.config import ConfigError
+import fedkin
+from fedkin.base import mapped_rows
+from fedkin.base.mapped_rows import Shelf, StorageError
+from fedkin.base.settings import ConfigError
+from fedkin.data.federation import Federation
 from fedkin.engines.simulation import Interrupted, advance
-from fedkin.federation import Federation
-from fedkin.runs import Checkpoint, Run
-from fedkin.storage import Shelf, StorageError
+from fedkin.maths.collaboration import cosine_distances, mix, softmax_of_others, squared_distances, with_self
+from fedkin.runs.checkpoint import Checkpoint
+from fedkin.studies.run import Run
 
 pytestmark = cpu_only
 
@@ -54,7 +56,7 @@ def on_a_shelf(tensor: Tensor, folder: Path) -> bool:
 
 def test_a_new_file_is_zeros_and_any_reader_sees_what_is_written_into_its_tensors(tmp_path: Path) -> None:
     path = tmp_path / "rows.safetensors"
-    rows = storage.create(path, {"flag": ((3,), torch.bool), "W": ((4, 7), torch.float32), "n": ((), torch.int64)})
+    rows = mapped_rows.create(path, {"flag": ((3,), torch.bool), "W": ((4, 7), torch.float32), "n": ((), torch.int64)})
     assert {name: (tuple(t.shape), t.dtype) for name, t in rows.items()} == {
         "flag": ((3,), torch.bool),
         "W": ((4, 7), torch.float32),
@@ -74,19 +76,21 @@ def test_a_new_file_is_zeros_and_any_reader_sees_what_is_written_into_its_tensor
 
 def test_numbers_lie_where_a_processor_likes_them_and_have_their_place_on_the_disk(tmp_path: Path) -> None:
     path = tmp_path / "rows.safetensors"
-    rows = storage.create(path, {"odd": ((3,), torch.int8), "W": ((99, 99), torch.float64), "h": ((3,), torch.float16)})
+    rows = mapped_rows.create(
+        path, {"odd": ((3,), torch.int8), "W": ((99, 99), torch.float64), "h": ((3,), torch.float16)}
+    )
     assert rows["W"].data_ptr() % 64 == 0
     assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in rows.values())
     assert path.stat().st_blocks * 512 >= path.stat().st_size, "a full disk must show before anything is written"
 
 
-@pytest.mark.parametrize("dtype", list(storage.DTYPES.values()), ids=list(storage.DTYPES))
+@pytest.mark.parametrize("dtype", list(mapped_rows.DTYPES.values()), ids=list(mapped_rows.DTYPES))
 def test_what_safetensors_writes_is_read(tmp_path: Path, dtype: torch.dtype) -> None:
     path = tmp_path / "theirs.safetensors"
     W = (10 * random(3, 5)).to(dtype)
     tensors = {"W": W, "odd": torch.ones(3, dtype=torch.uint8), "none": torch.zeros(0, 4, dtype=dtype), "one": W[0, 0]}
     safetensors.torch.save_file({n: t.clone() for n, t in tensors.items()}, path, {"who": "they"})
-    read, metadata = storage.read(path)
+    read, metadata = mapped_rows.read(path)
     assert metadata == {"who": "they"}
     assert set(read) == set(tensors)
     for name, tensor in tensors.items():
@@ -95,18 +99,18 @@ def test_what_safetensors_writes_is_read(tmp_path: Path, dtype: torch.dtype) -> 
 
 def test_only_a_file_opened_for_writing_changes(tmp_path: Path) -> None:
     path = tmp_path / "rows.safetensors"
-    storage.create(path, {"W": ((2, 3), torch.float64)})["W"].fill_(1)
+    mapped_rows.create(path, {"W": ((2, 3), torch.float64)})["W"].fill_(1)
     before = path.read_bytes()
-    private = storage.open_rows(path)["W"]
+    private = mapped_rows.open_rows(path)["W"]
     private.add_(1)
     assert private.unique().tolist() == [2] and path.read_bytes() == before
-    storage.open_rows(path, writable=True)["W"].add_(1)
+    mapped_rows.open_rows(path, writable=True)["W"].add_(1)
     assert path.read_bytes() != before and safetensors.torch.load_file(path)["W"].unique().tolist() == [2]
 
 
 def test_a_tensor_outlives_its_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.safetensors"
-    W = storage.create(path, {"W": ((2, 3), torch.float64)})["W"]
+    W = mapped_rows.create(path, {"W": ((2, 3), torch.float64)})["W"]
     path.unlink()
     W.fill_(3)
     assert W.sum() == 18
@@ -151,21 +155,21 @@ def test_damage_is_told_in_a_sentence(tmp_path: Path, case: str, writable: bool)
     entries, said = DAMAGED[case]
     path = written(tmp_path / "damaged.safetensors", entries, bytes(24))
     with pytest.raises(StorageError) as refused:
-        storage.open_rows(path, writable=writable)
+        mapped_rows.open_rows(path, writable=writable)
     assert said in str(refused.value) and str(path) in str(refused.value)
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "rows.safetensors"
-    storage.create(path, {"W": ((2, 3), torch.float32), "n": ((2,), torch.int64)})
+    mapped_rows.create(path, {"W": ((2, 3), torch.float32), "n": ((2,), torch.int64)})
     whole = path.read_bytes()
-    storage.open_rows(path)
+    mapped_rows.open_rows(path)
     for length in range(len(whole)):
         path.write_bytes(whole[:length])
         with pytest.raises(StorageError):
-            storage.open_rows(path)
+            mapped_rows.open_rows(path)
     with pytest.raises(StorageError, match="cannot be opened: No such file"):
-        storage.open_rows(tmp_path / "none.safetensors")
+        mapped_rows.open_rows(tmp_path / "none.safetensors")
 
 
 @settings(deadline=None, derandomize=True, database=None, max_examples=400)
@@ -175,7 +179,7 @@ def test_no_change_of_a_byte_leads_out_of_the_file(
 ) -> None:
     """Whatever stands in the head: a sentence, or tensors that lie within the file and can be read to the end."""
     path = tmp_path_factory.getbasetemp() / "changed.safetensors"
-    storage.create(path, {"W": ((2, 3), torch.float32), "n": ((2,), torch.int64)})
+    mapped_rows.create(path, {"W": ((2, 3), torch.float32), "n": ((2,), torch.int64)})
     content = bytearray(path.read_bytes())
     for _ in range(data.draw(st.integers(1, 3))):
         content[data.draw(st.integers(0, len(content) - 41))] = data.draw(
@@ -183,7 +187,7 @@ def test_no_change_of_a_byte_leads_out_of_the_file(
         )
     path.write_bytes(content)
     try:
-        tensors = storage.open_rows(path)
+        tensors = mapped_rows.open_rows(path)
     except StorageError:
         return
     assert sum(t.nbytes for t in tensors.values()) <= len(content)
@@ -193,7 +197,7 @@ def test_no_change_of_a_byte_leads_out_of_the_file(
 
 def test_a_file_that_the_disk_has_no_room_for_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"rows\.safetensors cannot be made \([\d.]+ GB\): "):
-        storage.create(tmp_path / "rows.safetensors", {"W": ((1 << 20, 1 << 30), torch.float64)})
+        mapped_rows.create(tmp_path / "rows.safetensors", {"W": ((1 << 20, 1 << 30), torch.float64)})
     with pytest.raises(StorageError, match="There is no room for"):
         Shelf(tmp_path).empty((1 << 20, 1 << 30), torch.float64)
     assert list(tmp_path.iterdir()) == []
@@ -204,9 +208,9 @@ def test_a_file_that_the_disk_has_no_room_for_is_refused_before_anything_is_writ
 
 def test_models_in_a_file_are_compared_and_mixed_as_in_memory(tmp_path: Path) -> None:
     W, xi = random(70, 9001), with_self(softmax_of_others(3 * random(70, 70, dtype=torch.float64)), 0.8)
-    rows = storage.create(tmp_path / "W.safetensors", {"W": (W.shape, W.dtype), "U": (W.shape, W.dtype)})
+    rows = mapped_rows.create(tmp_path / "W.safetensors", {"W": (W.shape, W.dtype), "U": (W.shape, W.dtype)})
     rows["W"].copy_(W)
-    for mapped in (rows["W"], storage.open_rows(tmp_path / "W.safetensors")["W"]):
+    for mapped in (rows["W"], mapped_rows.open_rows(tmp_path / "W.safetensors")["W"]):
         for found, expected in zip(squared_distances(mapped), squared_distances(W), strict=True):
             torch.testing.assert_close(found, expected, rtol=1e-13, atol=0)
         torch.testing.assert_close(cosine_distances(mapped), cosine_distances(W), rtol=1e-13, atol=0)
@@ -357,7 +361,7 @@ def test_a_run_on_disk_is_resumed_bit_for_bit(tmp_path: Path, monkeypatch: pytes
     checkpoint = part.writer.checkpoint.read_bytes()
     kept = safetensors.torch.load(checkpoint)
     assert torch.equal(kept[f"memory/{next(iter(part.memory))}"], dict(part.memory.items())[next(iter(part.memory))])
-    done = api.resume(whole.writer.path.with_name("run-1"), federation=seven())
+    done = fedkin.resume(whole.writer.path.with_name("run-1"), federation=seven())
     same_runs(whole.writer.path, done.path)
 
 
@@ -374,8 +378,8 @@ def test_rows_of_a_resumed_run_do_not_lie_in_its_checkpoint(tmp_path: Path, monk
 
 def test_weights_on_disk_are_for_the_cpu(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="weights = 'disk' is for device = 'cpu'"):
-        storage.shelf_for("disk", tmp_path, torch.device("cuda"))
-    assert storage.shelf_for("memory", tmp_path, torch.device("cuda")) is None
+        mapped_rows.shelf_for("disk", tmp_path, torch.device("cuda"))
+    assert mapped_rows.shelf_for("memory", tmp_path, torch.device("cuda")) is None
     with pytest.raises(ConfigError, match=r"weights = 'disc' cannot be.*Did you mean 'disk'"):
         simulate(tmp_path, weights="disc")
 
@@ -384,10 +388,10 @@ LARGE_RUN = """
 import resource, sys
 from pathlib import Path
 import torch
-from fedkin.api import prepare
+from fedkin.engines.start import prepare
 from fedkin.engines.simulation import Simulation
-from fedkin.federation import Client, Federation
-from fedkin.runs import Writer
+from fedkin.data.federation import Client, Federation
+from fedkin.runs.folder import Writer
 from fedkin.task import Task
 
 torch.set_num_threads(1)

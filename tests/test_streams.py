@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from fedkin import streams
+from fedkin.base import streams
 
 parts = st.lists(
     st.one_of(st.integers(-(10**9), 10**9), st.text(st.characters(min_codepoint=32, codec="utf-8"), max_size=8))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sklearn import metrics as sk
 from torch import Tensor, nn
 
-from fedkin.task import (
+from fedkin.base.task import (
     LOSSES,
     METRICS,
     Task,

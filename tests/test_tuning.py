@@ -14,11 +14,14 @@ import torch
 from helpers import BASE, toy
 
 import fedkin
-from fedkin import FedkinError, Listener, options, tuning
-from fedkin.config import ConfigError, merge
+from fedkin import FedkinError, Listener
+from fedkin.base.settings import ConfigError
 from fedkin.engines import lockstep
 from fedkin.engines.simulation import Interrupted
-from fedkin.runs import RunError
+from fedkin.runs import options
+from fedkin.runs.config import merge
+from fedkin.runs.folder import RunError
+from fedkin.studies import tune
 
 SIZES, GROUPS = (40, 36, 30, 24), (0, 1, 0, 1)
 TABLE = merge(BASE, {"data": {"validation": 0.25}, "precision": "float32", "method": "fedamp"})
@@ -62,7 +65,7 @@ def test_a_point_is_the_run_that_it_would_be_by_itself(tmp_path: Path) -> None:
 
 def test_points_that_train_alike_share_a_stack_and_the_others_come_one_after_another(tmp_path: Path) -> None:
     grid = {"lr": [0.01, 0.1], "sigma": ["auto", 2.0], "beta": [1.0, 1e4], "model.settings.hidden": [[5], [3]]}
-    plan = tuning.plan(TABLE, grid, tmp_path, {"federation": toy(SIZES, GROUPS)})
+    plan = tune.plan(TABLE, grid, tmp_path, {"federation": toy(SIZES, GROUPS)})
     kinds = [{(p.values["settings.beta"], tuple(p.values["model.settings.hidden"])) for p in s} for s in plan.stacks]
     assert [len(stack) for stack in plan.stacks] == [4, 4, 4, 4]
     assert all(len(kind) == 1 for kind in kinds) and len(set.union(*kinds)) == 4
@@ -74,16 +77,16 @@ def test_stacks_are_no_larger_than_memory_allows(tmp_path: Path, monkeypatch: py
     row = 4 * (4 * 5 + 5 + 5 * 3 + 3)  # float32, four inputs, five hidden, three classes
     for fits, expected in ((3.5, [3, 3, 1]), (0.1, [1] * 7), (100, [7])):
         room = int(fits * 2 * row * 16 * len(SIZES))
-        monkeypatch.setattr("fedkin.machine.free_bytes", lambda device, room=room: room)
-        plan = tuning.plan(TABLE, {"lr": [0.01 * i for i in range(1, 8)]}, tmp_path, {"federation": federation})
+        monkeypatch.setattr("fedkin.base.machine.free_bytes", lambda device, room=room: room)
+        plan = tune.plan(TABLE, {"lr": [0.01 * i for i in range(1, 8)]}, tmp_path, {"federation": federation})
         assert [len(stack) for stack in plan.stacks] == expected
 
 
 def test_settings_are_called_by_their_full_or_last_name_in_a_file_or_beside_it(tmp_path: Path) -> None:
     objects = {"federation": toy(SIZES, GROUPS)}
-    plan = tuning.plan({**TABLE, "grid": {"lr": [1.0], "settings": {"sigma": [3]}}}, {}, tmp_path, objects)
+    plan = tune.plan({**TABLE, "grid": {"lr": [1.0], "settings": {"sigma": [3]}}}, {}, tmp_path, objects)
     assert plan.grid == {"local.lr": [1.0], "settings.sigma": [3]}
-    plan = tuning.plan({**TABLE, "grid": {"lr": [1.0]}}, {"lr": [2.0, 3.0]}, tmp_path, objects)
+    plan = tune.plan({**TABLE, "grid": {"lr": [1.0]}}, {"lr": [2.0, 3.0]}, tmp_path, objects)
     assert plan.grid == {"local.lr": [2.0, 3.0]}, "what is said beside the file wins"
 
 
@@ -107,7 +110,7 @@ def test_folders_are_told_apart_whatever_the_values() -> None:
     assert options.label({"model.settings.hidden": [64, 32]}) == "hidden=64-32"
     assert options.label({"local.alpha": 1, "settings.alpha": 2}) == "local.alpha=1,settings.alpha=2"
     assert options.label({"model.name": "../evil model"}) == "name=..-evil-model"
-    assert tuning._unused("a", {"a", "a-2"}) == "a-3"
+    assert tune._unused("a", {"a", "a-2"}) == "a-3"
 
 
 # ---- what is chosen ----
@@ -180,10 +183,10 @@ def test_a_point_that_diverged_and_was_told_to_stop_is_out_of_the_running(tmp_pa
 
 
 def at_the_edge(grid: dict[str, list[Any]], chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    config = tuning.api.configured(TABLE)
-    points = [tuning.Point("p", chosen, config, Path())]
-    found = tuning.Tuned(tuning.Plan(grid, points, [points], Path(), {}), [])
-    monkeypatch.setitem(found.__dict__, "best", tuning.Trial(points[0], 0.5, 1))
+    config = tune.api.configured(TABLE)
+    points = [tune.Point("p", chosen, config, Path())]
+    found = tune.Tuned(tune.Plan(grid, points, [points], Path(), {}), [])
+    monkeypatch.setitem(found.__dict__, "best", tune.Trial(points[0], 0.5, 1))
     return found.at_the_edge()
 
 
@@ -392,7 +395,7 @@ def test_the_page_draws_the_grid_whatever_its_dimension(tmp_path: Path, settings
 
 def test_kinds_of_training_do_not_depend_on_the_order_of_settings() -> None:
     from fedkin.methods.fedamp import FedAMP
-    from fedkin.optimisers import Local
+    from fedkin.training.optimisers import Local
 
     assert lockstep.kind(FedAMP(beta=1, mode="practice"), Local()) == lockstep.kind(
         FedAMP(mode="practice", beta=1), Local(lr=9)

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedkin import models
-from fedkin.weights import Layout
+from fedkin.base.weights import Layout
+from fedkin.training import models
 
 
 def normed() -> nn.Module:

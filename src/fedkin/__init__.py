@@ -5,24 +5,25 @@ results = fedkin.compare(methods=["separate", "fedavg", "fedamp"], data={"name":
 results.report()
 """
 
-__version__ = "0.1.0"
-
-from . import _spinning  # before torch is loaded
-from .api import Results, compare, resume, run
-from .cohort import Cohort, Predictor
+from .base import spinning  # before torch is loaded
+from .base.state import State
+from .base.task import Task
 from .data import load
+from .data.federation import Client, Federation
 from .engines.simulation import Listener
 from .errors import FedkinError
-from .federation import Client, Federation, Problem
-from .levels import Levels, vary
-from .method import Method
-from .runs import Run
-from .saved import Prediction, Saved
-from .state import State
-from .task import Task
-from .tuning import Tuned, tune
+from .methods._method import Method
+from .methods._problem import Problem
+from .runs.saved_model import Prediction, Saved
+from .studies.compare import Results, compare
+from .studies.run import Run, resume, run
+from .studies.tune import Tuned, tune
+from .studies.vary import Levels, vary
+from .training.cohort import Cohort
+from .training.evaluation import Predictor
+from .version import __version__
 
-assert _spinning
+assert spinning
 __all__ = [
     "Client",
     "Cohort",
@@ -40,6 +41,7 @@ __all__ = [
     "State",
     "Task",
     "Tuned",
+    "__version__",
     "compare",
     "load",
     "resume",

@@ -1,22 +1,20 @@
-"""What a method is: a frozen, typed configuration and functions of explicit state.
+"""Everything that a method of one's own needs, by one import: see `fedkin.methods._method`."""
 
-A round: every client that can be reached gets its `download`; those that take part `train`; `models` is called on that
-message and the memory after training, and its rows are scored; `update` takes the uploads.
-"""
-
-from __future__ import annotations
-
-from abc import ABC, abstractmethod
-from typing import Any, ClassVar
-
-from pydantic import BaseModel, ConfigDict
-from torch import Tensor
-
-from .cohort import Cohort, Model
-from .federation import Problem
-from .optimisers import Local, Proximal
-from .state import Memory, Message, Server, State, Upload
-from .streams import Rng
+from .methods._method import (
+    Cohort,
+    Local,
+    Memory,
+    Message,
+    Method,
+    Model,
+    Problem,
+    Proximal,
+    Rng,
+    Server,
+    State,
+    Tensor,
+    Upload,
+)
 
 __all__ = [
     "Cohort",
@@ -33,73 +31,3 @@ __all__ = [
     "Tensor",
     "Upload",
 ]
-
-
-class Method(BaseModel, ABC):
-    """Base of all methods; the fields of a subclass are its settings."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    headline: ClassVar[str]
-    """The model whose score stands for the method."""
-    local: ClassVar[dict[str, Any]] = {}
-    """Local training that the method presupposes, where it differs from the data set's."""
-    newcomer_rounds: ClassVar[int] = 0
-    """Exchanges in which newcomers find their place before they get their model."""
-    uses_graph: ClassVar[bool] = False
-    """Whether the method looks at `problem.graph`: then one is drawn or inferred where that is asked for."""
-    training: ClassVar[frozenset[str] | None] = None
-    """The settings that `train` and `models` look at; None: all of them. Values of the others can be tuned in one
-    stack. Not inherited: a subclass may train in another way, and says it anew."""
-
-    @abstractmethod
-    def begin(self, problem: Problem, rng: Rng) -> Server:
-        """The server's state before round 1."""
-
-    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        """What these clients remember at the start; nothing by default."""
-        return State()
-
-    @abstractmethod
-    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
-        """What the server sends to these clients."""
-
-    @abstractmethod
-    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
-        """What clients do with it: what they send back and what they remember."""
-
-    @abstractmethod
-    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
-        """Every model the method owns, by name; rows (m, D) or a Predictor."""
-
-    @abstractmethod
-    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
-        """The server's state after these clients' uploads. Owns `server` and may write into it."""
-
-    def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:
-        """The server's state with newcomers: rows from problem.known on."""
-        return server
-
-    @property
-    def uncounted(self) -> int:
-        """Exchanges before round 1 that are neither scored nor counted (separate pre-training)."""
-        return 0
-
-    def check(self, problem: Problem, local: Local) -> None:
-        """Raises ValueError with a sentence if this method cannot work on this problem with this local training."""
-
-    @classmethod
-    def suited(cls, data: str) -> dict[str, Any]:
-        """Settings (table `settings`) that the data set calls for, whatever the budget."""
-        return {}
-
-    @classmethod
-    def native(cls, data: str) -> dict[str, Any]:
-        """The method's own local training and settings (tables `local` and `settings`) in place of the data set's, with
-        which all methods spend the same number of gradients."""
-        return {}
-
-    @classmethod
-    def paper(cls, data: str, split: str) -> dict[str, Any]:
-        """The settings of the method's paper for a data set and split, where it gives any."""
-        return {}

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from fedkin import data, models
-from fedkin.config import resolve
-from fedkin.data import compcars
+from fedkin import data
+from fedkin.data.federation import FederationError
 from fedkin.data.files import DataError
-from fedkin.federation import FederationError
+from fedkin.data.sets import compcars
+from fedkin.runs.config import resolve
+from fedkin.training import models
 
 CHAIN, YEARS = ["F", "FS", "S", "RS", "R"], range(2009, 2015)
 NUMBERS = {"F": 1, "R": 2, "S": 3, "FS": 4, "RS": 5}

@@ -9,10 +9,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedkin import Client, Federation, Task, api, data
+import fedkin
+from fedkin import Client, Federation, Task, data
+from fedkin.base.task import LOSSES
 from fedkin.data.corrupt import chosen, corrupt
-from fedkin.federation import FederationError
-from fedkin.task import LOSSES
+from fedkin.data.federation import FederationError
+from fedkin.engines import start
 
 KINDS = ("dirty", "random", "flip")
 
@@ -132,7 +134,7 @@ def test_one_class_cannot_become_another():
 
 def test_a_run_trains_on_dirty_labels_and_is_scored_on_clean_ones():
     clean, dirty = (
-        api.prepare(corruption={"labels": level, "clients": 1.0}, data={"clients": 5}).federation
+        start.prepare(corruption={"labels": level, "clients": 1.0}, data={"clients": 5}).federation
         for level in (0.0, 0.6)
     )
     for a, b in zip(clean.clients, dirty.clients, strict=True):
@@ -153,7 +155,7 @@ def test_the_silent_tell_no_lies_and_are_marked():
 
 def test_the_silent_are_scored_but_never_train(tmp_path):
     settings = {"corruption": {"labels": 1.0, "clients": 0.4, "kind": "silent"}, "rounds": 2, "model": "logistic"}
-    run = api.run(settings, method="fedavg", federation=crowd(), out=tmp_path / "run", participation={"sample": 0.2})
+    run = fedkin.run(settings, method="fedavg", federation=crowd(), out=tmp_path / "run", participation={"sample": 0.2})
     quiet = set(chosen(crowd(), 0.4, 0))
     assert set(run.summary["corrupted"]) == quiet
     for line in run.rounds:

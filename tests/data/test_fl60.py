@@ -10,12 +10,15 @@ import pytest
 import torch
 from scipy import stats
 
-from fedkin import api, data, models
-from fedkin.config import ConfigError, resolve
-from fedkin.data import fl60
+import fedkin
+from fedkin import data
+from fedkin.base.settings import ConfigError
+from fedkin.data.federation import Federation
 from fedkin.data.files import DataError
-from fedkin.federation import Federation
-from fedkin.preprocessing import from_json
+from fedkin.data.preprocessing import from_json
+from fedkin.data.sets import fl60
+from fedkin.runs.config import resolve
+from fedkin.training import models
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -120,7 +123,7 @@ def test_the_split_depends_on_the_seed_and_the_name(folder):
 
 
 def test_separate_is_right_everywhere(folder, tmp_path):
-    run = api.run({"method": "separate", "data": "fl60", "rounds": 5}, out=tmp_path / "run")
+    run = fedkin.run({"method": "separate", "data": "fl60", "rounds": 5}, out=tmp_path / "run")
     assert run.summary["models"]["personal"]["last"] == 1.0
     assert len(run.predict("domain-03", np.zeros((4, 2)))) == 4
 

@@ -22,10 +22,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
+from fedkin.base.task import Task
 from fedkin.data import graphs
+from fedkin.data.federation import Client, Federation
 from fedkin.data.graphs import GraphError
-from fedkin.federation import Client, Federation
-from fedkin.task import Task
 
 NAMES = ["north", "south", "east", "west"]
 EDGES = [("north", "south", 0.5), ("south", "east", 2.0), ("west", "north", 1.0)]

@@ -11,13 +11,16 @@ import pandas as pd
 import pytest
 import torch
 
-from fedkin import api, data
-from fedkin.config import resolve
-from fedkin.data import heart, tables
+import fedkin
+from fedkin import data
+from fedkin.data import from_tables
+from fedkin.data.federation import Client, Federation
 from fedkin.data.files import DataError
-from fedkin.federation import Client, Federation
-from fedkin.preprocessing import TableSettings
-from fedkin.reading import TableError
+from fedkin.data.preprocessing import TableSettings
+from fedkin.data.sets import heart
+from fedkin.data.table import TableError
+from fedkin.engines import start
+from fedkin.runs.config import resolve
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data"
 # UCI's `Index` and heart-disease.names: rows, rows with disease (num > 0), missing cells.
@@ -113,16 +116,16 @@ def test_cholesterol_is_missing_in_switzerland_and_that_is_told():
 
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".parquet"])
 def test_one_file_with_a_client_column_gives_the_same_federation_tensor_for_tensor(suffix, tmp_path):
-    path = tables.export("heart", tmp_path / f"heart{suffix}")
+    path = from_tables.export("heart", tmp_path / f"heart{suffix}")
     found = Federation.from_table(path, "hospital", "disease", seed=3, **SETTINGS)
     same(found, data.load("heart", seed=3))
 
 
 def test_the_same_in_one_configuration(tmp_path):
-    path = tables.export("heart", tmp_path / "heart.csv")
-    built_in = api.prepare(data="heart", seed=2)
+    path = from_tables.export("heart", tmp_path / "heart.csv")
+    built_in = start.prepare(data="heart", seed=2)
     table = {"client": "hospital", "target": "disease", **SETTINGS}
-    own = api.prepare(data=str(path), seed=2, table=table)
+    own = start.prepare(data=str(path), seed=2, table=table)
     same(own.federation, built_in.federation)
     assert own.config.table == built_in.config.table
     assert own.config.local == built_in.config.local
@@ -145,7 +148,7 @@ def test_a_users_settings_win():
 
 
 def test_a_short_run_is_better_than_guessing(tmp_path):
-    run = api.run(data="heart", method="fedamp", rounds=3, out=tmp_path / "run")
+    run = fedkin.run(data="heart", method="fedamp", rounds=3, out=tmp_path / "run")
     share = np.mean([max(ill, rows - ill) / rows for _, rows, ill, _ in HOSPITALS.values()])
     assert run.summary["models"]["cloud"]["bmta"] > share
 
@@ -170,11 +173,11 @@ def test_damaged_files_are_refused(tmp_path, monkeypatch):
 
 def test_only_tables_are_exported_and_only_as_tables(tmp_path):
     with pytest.raises(TableError, match=r"written to a \.csv, \.tsv, \.parquet file, not to heart\.xlsx"):
-        tables.export("heart", tmp_path / "heart.xlsx")
+        from_tables.export("heart", tmp_path / "heart.xlsx")
     with pytest.raises(TableError, match="Data set 'digits' is not a table"):
-        tables.export("digits", tmp_path / "digits.csv")
+        from_tables.export("digits", tmp_path / "digits.csv")
     with pytest.raises(data.UnknownData, match="There is no data set 'hearts'. Did you mean 'heart'"):
-        tables.export("hearts", tmp_path / "heart.csv")
+        from_tables.export("hearts", tmp_path / "heart.csv")
     assert not list(tmp_path.iterdir())
 
 

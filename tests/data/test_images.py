@@ -18,12 +18,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedkin import api, data, models
-from fedkin.api import prepare
-from fedkin.config import resolve
+import fedkin
+from fedkin import data
+from fedkin.data.federation import Client, Federation
 from fedkin.data.source import Source
-from fedkin.federation import Client, Federation
-from fedkin.runs import Run
+from fedkin.engines.start import prepare
+from fedkin.runs.config import resolve
+from fedkin.studies.run import Run
+from fedkin.training import models
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data"
 NAMES = ["mnist", "fmnist", "emnist", "cifar100"]
@@ -409,6 +411,6 @@ def test_a_round_of_cifar100_goes_through_the_resnet_augmented(tmp_path):
         replace(c, train=tuple(part[:15] for part in c.train), test=tuple(part[:5] for part in c.test))
         for c in federation.clients[:5]
     ]
-    run = api.run(config, federation=replace(federation, clients=tuple(few)), out=tmp_path / "run")
+    run = fedkin.run(config, federation=replace(federation, clients=tuple(few)), out=tmp_path / "run")
     assert np.isfinite(run.rounds[0]["train_loss"])
     assert config.data.augment

@@ -11,9 +11,9 @@ from sklearn.datasets import load_digits
 
 from fedkin import data
 from fedkin.data import UnknownData, load
+from fedkin.data.federation import Client, Federation
 from fedkin.data.source import Source
 from fedkin.errors import FedkinError
-from fedkin.federation import Client, Federation
 
 SPLITS = ["iid", "pathological", "practical", "dirichlet", "relabelled"]
 RAW = load_digits()

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 import fedkin
-from fedkin import data, models
-from fedkin.config import ConfigError, resolve
+from fedkin import data
+from fedkin.base.settings import ConfigError
+from fedkin.data.federation import Federation
 from fedkin.data.files import DataError
-from fedkin.federation import Federation
-from fedkin.joining import scorecard, worth_joining
+from fedkin.evidence.worth_joining import scorecard, worth_joining
+from fedkin.runs.config import resolve
+from fedkin.training import models
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
 real = pytest.mark.skipif(
@@ -334,7 +336,7 @@ def test_impossible_wishes_are_answered(toy: Path) -> None:
 
 @pytest.fixture(scope="module")
 def roads():
-    from fedkin.data import metr_la
+    from fedkin.data.sets import metr_la
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDKIN_DATA", str(SHARED))

@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from fedkin import data
-from fedkin.data import pems_bay, roads
+from fedkin.data import roads
 from fedkin.data.files import DataError
+from fedkin.data.sets import pems_bay
 
 IDS = ["400001", "400017", "400030", "400040"]
 DIRECTED = np.array(

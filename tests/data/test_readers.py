@@ -18,8 +18,9 @@ import pytest
 import torch
 
 from fedkin import data
-from fedkin.data import cifar100, idx
+from fedkin.data import idx
 from fedkin.data.files import DataError
+from fedkin.data.sets import cifar100
 
 RNG = np.random.default_rng(0)
 MNIST = {

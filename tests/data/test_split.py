@@ -11,17 +11,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from sklearn.datasets import load_digits
 
-from fedkin.data.split import (
-    Group,
-    Share,
-    SplitError,
-    dirichlet,
-    iid,
-    natural,
-    pathological,
-    practical,
-    relabel,
-)
+from fedkin.data.split import Group, Share, SplitError, dirichlet, iid, natural, pathological, practical, relabel
 
 MNIST_TRAIN = (5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949)
 MNIST_TEST = (980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009)

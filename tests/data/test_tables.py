@@ -21,16 +21,21 @@ from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from fedkin import api, comparison, data, options
-from fedkin.config import ConfigError, merge, resolve
-from fedkin.data import UnknownData, tables
+from fedkin import data
+from fedkin.base.settings import ConfigError
+from fedkin.base.task import Task
+from fedkin.data import UnknownData, from_tables
+from fedkin.data.federation import Client, Federation, FederationError
 from fedkin.data.own import OwnDataError
+from fedkin.data.preprocessing import Number, TablePreprocessing
 from fedkin.data.source import Source
+from fedkin.data.table import TableError
+from fedkin.engines import start
 from fedkin.errors import FedkinError
-from fedkin.federation import Client, Federation, FederationError
-from fedkin.preprocessing import Number, TablePreprocessing
-from fedkin.reading import TableError
-from fedkin.task import Task
+from fedkin.evidence import comparison
+from fedkin.runs import options
+from fedkin.runs.config import merge, resolve
+from fedkin.studies import run
 
 SIZES = {"north": 40, "south": 30, "west": 21}
 
@@ -121,7 +126,7 @@ def test_rows_are_split_as_arrays_are(validation):
 def test_the_rows_kept_for_validation_are_not_cut_again_by_a_run():
     for share in (0.0, 0.2):
         given = of_numbers(numbered(), validation=share)
-        ready = api.prepare(federation=given, method="separate", rounds=1, data={"validation": 0.5})
+        ready = start.prepare(federation=given, method="separate", rounds=1, data={"validation": 0.5})
         assert [parts(c) for c in ready.federation.clients] == [parts(c) for c in given.clients]
 
 
@@ -897,7 +902,7 @@ def test_a_path_in_a_configuration_becomes_absolute_and_its_defaults_are_a_table
 
 
 def test_a_configuration_gives_the_federation_of_the_table(csv):
-    ready = api.prepare(SETTINGS, method="separate", rounds=1, seed=3, data={"validation": 0.2, "test_fraction": 0.5})
+    ready = start.prepare(SETTINGS, method="separate", rounds=1, seed=3, data={"validation": 0.2, "test_fraction": 0.5})
     same(ready.federation, federation(seed=3, validation=0.2, test_fraction=0.5, name="patients"))
 
 
@@ -908,34 +913,34 @@ def test_settings_laid_over_a_name_keep_the_name(csv):
 
 
 def test_a_run_on_a_changed_file_is_refused_and_a_new_one_is_not_taken_for_the_same(csv):
-    first = api.prepare(SETTINGS, method="separate").config
+    first = start.prepare(SETTINGS, method="separate").config
     assert first.data.digest is not None
-    assert api.prepare(first).config == first
+    assert start.prepare(first).config == first
     cell(FRAME, 5, "age", 33).to_csv(csv, index=False)
     with pytest.raises(TableError, match=r"patients\.csv is not the file this run began with.*without data\.digest"):
-        api.prepare(first)
-    assert api.prepare(SETTINGS, method="separate").config.data.digest != first.data.digest
+        start.prepare(first)
+    assert start.prepare(SETTINGS, method="separate").config.data.digest != first.data.digest
 
 
 def test_a_folders_digest_is_of_all_its_files_and_their_names(tmp_path):
     file(tmp_path, "a.csv")
     file(tmp_path, "b.csv")
-    first = tables.digest_of(tmp_path)
-    assert tables.digest_of(tmp_path) == first
+    first = from_tables.digest_of(tmp_path)
+    assert from_tables.digest_of(tmp_path) == first
     (tmp_path / "b.csv").rename(tmp_path / "c.csv")
-    second = tables.digest_of(tmp_path)
+    second = from_tables.digest_of(tmp_path)
     file(tmp_path, "c.csv", "a,y\n1,1\n")
-    assert len({first, second, tables.digest_of(tmp_path)}) == 3
+    assert len({first, second, from_tables.digest_of(tmp_path)}) == 3
 
 
 def test_runs_are_named_after_the_file_and_two_files_of_one_name_are_not_compared(csv, tmp_path):
     quick = {"rounds": 1, "method": "separate", "local": {"epochs": 1}}
-    one = api.run(SETTINGS, **quick)
+    one = run.run(SETTINGS, **quick)
     assert one.path.name == "patients-natural-separate-seed0"
     assert one.summary["data"] == "patients"
     (tmp_path / "later").mkdir()
     cell(FRAME, 5, "age", 33).to_csv(tmp_path / "later" / "patients.csv", index=False)
-    other = api.run(SETTINGS, **quick, seed=1, data={"name": "later/patients.csv"})
+    other = run.run(SETTINGS, **quick, seed=1, data={"name": "later/patients.csv"})
     with pytest.raises(ValueError, match=r"these differ \(patients \([0-9a-f]{8}\), natural.*; patients \("):
         comparison.by_method([one, other])
     assert comparison.by_method([one])
@@ -943,9 +948,9 @@ def test_runs_are_named_after_the_file_and_two_files_of_one_name_are_not_compare
 
 def test_a_table_has_clients_of_its_own(csv):
     with pytest.raises(UnknownData, match=r"patients has clients of its own: leave out data\.split = 'iid'"):
-        api.prepare(SETTINGS, data={"split": "iid"})
+        start.prepare(SETTINGS, data={"split": "iid"})
     with pytest.raises(UnknownData, match=r"patients has clients of its own: leave out data\.clients = 3"):
-        api.prepare(SETTINGS, data={"clients": 3})
+        start.prepare(SETTINGS, data={"clients": 3})
 
 
 def test_names_of_data_sets_come_before_folders_of_that_name(tmp_path, monkeypatch):
@@ -955,10 +960,10 @@ def test_names_of_data_sets_come_before_folders_of_that_name(tmp_path, monkeypat
     (tmp_path / "clinics").mkdir()
     assert resolve({"data": "clinics"}).data.name == str(tmp_path / "clinics")
     with pytest.raises(TableError, match=r"There is no file .*gone\.csv"):
-        api.prepare({"data": "gone.csv", "table": SETTINGS["table"]})
+        start.prepare({"data": "gone.csv", "table": SETTINGS["table"]})
     with pytest.raises(TableError, match=r"not a table: \.csv"):
         file(tmp_path, "sheet.xlsx")
-        api.prepare({"data": "sheet.xlsx"})
+        start.prepare({"data": "sheet.xlsx"})
     with pytest.raises(UnknownData, match="There is no data set 'clinix'"):
         resolve({"data": "clinix"})
 
@@ -987,7 +992,7 @@ def test_a_users_own_function_is_given_the_settings_it_takes(module):
     assert len(data.load("my_data:make", seed=7)) == 5
     module.everything = lambda **given: make(given["seed"], len(given))  # type: ignore[attr-defined]
     assert len(data.load("my_data:everything", test_fraction=0.5)) == 3
-    assert api.prepare(data="my_data:make", rounds=1, seed=7).federation.names[0].startswith("7-")
+    assert start.prepare(data="my_data:make", rounds=1, seed=7).federation.names[0].startswith("7-")
 
 
 def test_a_users_own_source_is_dealt_as_ours_are(module):

@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 import torch
 
-from fedkin import api, data, models
-from fedkin.api import prepare
-from fedkin.config import ConfigError, resolve
-from fedkin.data import tpt48
+import fedkin
+from fedkin import data
+from fedkin.base.settings import ConfigError
+from fedkin.data.federation import Client, FederationError
 from fedkin.data.files import DataError
-from fedkin.federation import Client, FederationError
+from fedkin.data.sets import tpt48
+from fedkin.engines.start import prepare
+from fedkin.runs.config import resolve
+from fedkin.training import models
 
 FOLDER = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -208,7 +211,7 @@ def test_states_that_share_a_border_are_related():
 
 
 def test_errors_are_of_scaled_numbers_and_predictions_in_fahrenheit(tmp_path):
-    run = api.run({"method": "separate", "data": "tpt48", "rounds": 12}, out=tmp_path / "run")
+    run = fedkin.run({"method": "separate", "data": "tpt48", "rounds": 12}, out=tmp_path / "run")
     assert run.summary["metric"] == "mse"
     client = next(c for c in data.load("tpt48").clients if c.name == "TX")
     real = table()["TX"]

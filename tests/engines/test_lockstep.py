@@ -15,14 +15,16 @@ from safetensors.torch import load_file
 from torch import nn
 
 from fedkin import Method, methods
-from fedkin.assembly import Assembly
-from fedkin.config import resolve
+from fedkin.base.state import State
 from fedkin.engines import lockstep
+from fedkin.engines.assembly import Assembly
 from fedkin.engines.simulation import Diverged, Interrupted, Listener, Simulation
 from fedkin.methods.fedavg import FedAvg
-from fedkin.optimisers import Local, Optimiser
-from fedkin.runs import Checkpoint, Run, Writer
-from fedkin.state import State
+from fedkin.runs.checkpoint import Checkpoint
+from fedkin.runs.config import resolve
+from fedkin.runs.folder import Writer
+from fedkin.studies.run import Run
+from fedkin.training.optimisers import Local, Optimiser
 
 METHODS = tuple(methods.names()) if ON_CPU else ("fedamp", "scaffold", "apfl", "perfedavg", "pfedme", "panacea")
 """All of them; on a GPU, where the same is asked to rounding only, one for each way to train."""
@@ -32,7 +34,7 @@ HARSH = {"sample": 0.7, "lost": 0.3, "dropped": 0.2}
 
 
 def digits(method: str, **settings: Any) -> Assembly:
-    from fedkin.api import prepare
+    from fedkin.engines.start import prepare
 
     local = settings.pop("local", {})
     data = {"name": "digits", "split": "relabelled"}

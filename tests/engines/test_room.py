@@ -22,19 +22,21 @@ from helpers import BASE, DEVICE, ON_CPU, Watched, normed, ready, same, simulate
 from torch import Tensor, nn
 
 import fedkin
-from fedkin import _spinning, machine, terminal
-from fedkin.api import prepare
-from fedkin.assembly import Assembly
-from fedkin.config import merge
-from fedkin.engines import room, scores
+from fedkin.base import machine, spinning
+from fedkin.base.state import State
+from fedkin.base.task import Task
+from fedkin.cli import terminal
+from fedkin.data.federation import Client, Federation
+from fedkin.engines import capacity, scores
+from fedkin.engines.assembly import Assembly
+from fedkin.engines.capacity import OutOfMemory, Room
 from fedkin.engines.lockstep import run_together
-from fedkin.engines.room import OutOfMemory, Room
 from fedkin.engines.simulation import Listener, RanOut, Simulation, within_memory
-from fedkin.execution import Batch
-from fedkin.federation import Client, Federation
-from fedkin.runs import Checkpoint, Writer
-from fedkin.state import State
-from fedkin.task import Task
+from fedkin.engines.start import prepare, start
+from fedkin.runs.checkpoint import Checkpoint
+from fedkin.runs.config import merge
+from fedkin.runs.folder import Writer
+from fedkin.training.execution import Batch
 
 T = TypeVar("T")
 EIGHT = (11, 9, 8, 7, 6, 5, 5, 4)
@@ -121,7 +123,7 @@ def test_one_client_that_memory_is_too_small_for_is_an_error_that_says_what_to_d
     assembly = ready(eight(), method="fedamp")
     Narrow(assembly, most=0)
     with pytest.raises(OutOfMemory) as error:
-        fedkin.api.start(assembly, tmp_path / "run")
+        start(assembly, tmp_path / "run")
     said = str(error.value)
     for words in ("client 'a'", "can't allocate memory", "local.batch_size (now 4)", "'float64'", f"'{DEVICE.type}'"):
         assert words in said
@@ -185,7 +187,7 @@ def test_memory_may_run_out_while_models_are_handed_out(tmp_path: Path, monkeypa
 def test_all_are_scored_so_memory_has_to_be_plenty_for_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = watched(tmp_path, eight(), method="fedavg", participation={"sample": 0.25})
     asked: list[int] = []
-    monkeypatch.setattr(room, "plenty", lambda assembly, clients: asked.append(clients) or True)
+    monkeypatch.setattr(capacity, "plenty", lambda assembly, clients: asked.append(clients) or True)
     run.run()
     assert asked == [8]
 
@@ -276,7 +278,7 @@ def wide(inputs: tuple[int, ...], outputs: int) -> nn.Module:
 
 def needs(monkeypatch: pytest.MonkeyPatch, run: Simulation, free: int) -> Room:
     """The room of a run that begins with so much free memory; it stops before its first training."""
-    monkeypatch.setattr("fedkin.machine.free_bytes", lambda device: free)
+    monkeypatch.setattr("fedkin.base.machine.free_bytes", lambda device: free)
     rounds = run.rounds()
     next(rounds)
     rounds.close()
@@ -290,17 +292,17 @@ def test_activations_count_where_clients_are_stacked(tmp_path: Path, monkeypatch
     run = watched(tmp_path, eight(), model=wide, method="fedavg", execution=way)
     found = needs(monkeypatch, run, 64 << 20).clients
     activations, rows = 2 * 4 * 4 * 4000 * 8, 8_000 * 8
-    available = room.SHARE[DEVICE.type] * (64 << 20)
+    available = capacity.SHARE[DEVICE.type] * (64 << 20)
     if way == "stacked":
         assert found <= available / activations
         assert found >= available / (12 * activations)
     else:
-        assert available / (12 * rows * room.UNSEEN["cpu"]) <= found <= available / (2 * rows)
+        assert available / (12 * rows * capacity.UNSEEN["cpu"]) <= found <= available / (2 * rows)
 
 
 def test_one_by_one_does_not_take_memory_that_brings_nothing(tmp_path: Path, monkeypatch: Any) -> None:
     def found(way: str, enough: int) -> Room:
-        monkeypatch.setattr("fedkin.engines.room.ENOUGH", enough)
+        monkeypatch.setattr("fedkin.engines.capacity.ENOUGH", enough)
         run = watched(tmp_path, eight(), model=wide, method="fedavg", execution=way)
         took = needs(monkeypatch, run, 64 << 20)
         assert bool(run.warnings) == (took.short and took.clients < 8)
@@ -328,31 +330,31 @@ def test_what_is_kept_of_all_clients_is_set_aside(monkeypatch: Any) -> None:
     """Uploads stay until the round ends, however few train at a time."""
     assembly = ready(eight(), method="fedavg")
     row = State(W=torch.zeros(2, 1 << 18))
-    monkeypatch.setattr("fedkin.machine.free_bytes", lambda device: 64 << 20)
+    monkeypatch.setattr("fedkin.base.machine.free_bytes", lambda device: 64 << 20)
 
     def train(count: int) -> State:
         torch.zeros(count, 1 << 18, device=DEVICE)
         return row
 
-    rooms = [room.measured(assembly, clients, train).clients for clients in (2, 32, 64, 1000)]
+    rooms = [capacity.measured(assembly, clients, train).clients for clients in (2, 32, 64, 1000)]
     assert rooms == sorted(rooms, reverse=True) and rooms[0] > rooms[1] > rooms[2] == rooms[3] == 1
 
 
 def test_runs_side_by_side_share_the_memory(monkeypatch: Any) -> None:
     assembly = ready(eight(), method="fedavg")
-    monkeypatch.setattr("fedkin.machine.free_bytes", lambda device: 256 << 20)
+    monkeypatch.setattr("fedkin.base.machine.free_bytes", lambda device: 256 << 20)
 
     def train(count: int) -> State:
         torch.zeros(count, 1 << 18, device=DEVICE)
         return State()
 
-    alone, beside = (room.measured(assembly, 8, train, runs).clients for runs in (1, 4))
+    alone, beside = (capacity.measured(assembly, 8, train, runs).clients for runs in (1, 4))
     assert beside == pytest.approx(alone / 4, abs=1)
 
 
 def test_a_look_that_fails_does_not_fail_the_run(monkeypatch: Any) -> None:
     assembly = ready(eight(), method="fedavg")
-    monkeypatch.setattr("fedkin.machine.free_bytes", lambda device: 1 << 20)
+    monkeypatch.setattr("fedkin.base.machine.free_bytes", lambda device: 1 << 20)
     row = assembly.problem.layout.size * 8
 
     def fails(count: int) -> State:
@@ -361,8 +363,8 @@ def test_a_look_that_fails_does_not_fail_the_run(monkeypatch: Any) -> None:
     def ran_out(count: int) -> State:
         return State(W=torch.empty(1 << 50))
 
-    assert room.measured(assembly, 8, fails).clients == int(room.SHARE[DEVICE.type] * (1 << 20) // (12 * row))
-    assert room.measured(assembly, 8, ran_out).clients == 1
+    assert capacity.measured(assembly, 8, fails).clients == int(capacity.SHARE[DEVICE.type] * (1 << 20) // (12 * row))
+    assert capacity.measured(assembly, 8, ran_out).clients == 1
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -373,15 +375,15 @@ def test_looking_changes_nothing(tmp_path: Path, monkeypatch: Any, method: str) 
     torch.manual_seed(1)
     before = torch.get_rng_state()
     looked = []
-    real = room.measured
+    real = capacity.measured
 
     def four(assembly: Assembly, clients: int, train: Callable[[int], State], beside: int = 1) -> Room:
         found = real(assembly, clients, train, beside)
         looked.append(found)
         return replace(found, clients=4, short=True)
 
-    monkeypatch.setattr("fedkin.engines.room.measured", four)
-    monkeypatch.setattr("fedkin.engines.room.plenty", lambda assembly, clients: False)
+    monkeypatch.setattr("fedkin.engines.capacity.measured", four)
+    monkeypatch.setattr("fedkin.engines.capacity.plenty", lambda assembly, clients: False)
     run = simulate(tmp_path, eight(), model=normed, **settings)
     assert_same_runs(run, expected)
     assert torch.equal(before, torch.get_rng_state())
@@ -419,7 +421,7 @@ def test_the_numbers_and_their_reasons_are_in_the_summary(tmp_path: Path) -> Non
 def test_what_is_seen_on_a_cpu_bounds_what_the_process_grows_by(name: str, way: str, batch: int) -> None:
     """Four clients, by what one and two were seen to need."""
     seen, grown, W = apart(seen_and_grown, name, way, batch)
-    expected = (seen[0] + 3 * (seen[1] - seen[0])) * room.UNSEEN["cpu"]
+    expected = (seen[0] + 3 * (seen[1] - seen[0])) * capacity.UNSEEN["cpu"]
     assert 2 * W < grown <= 1.25 * expected
     assert expected <= 4 * grown
 
@@ -550,7 +552,7 @@ def times_the_weights(method: str, path: Path) -> float:
     model = {"name": "mlp", "settings": {"hidden": [2000, 500]}}
     settings = {"method": method, "model": model, "chunk": 2, "local": {"epochs": 1, "batch_size": 10}}
     assembly = images(64, 10, (1, 28, 28), execution="one-by-one", **settings)
-    return growth(lambda: fedkin.api.start(assembly, path))[1] / (64 * assembly.problem.layout.size * 4)
+    return growth(lambda: start(assembly, path))[1] / (64 * assembly.problem.layout.size * 4)
 
 
 # ---- threads ----
@@ -565,21 +567,21 @@ def wide_federation(weights: int) -> Assembly:
 
 def test_threads_by_the_number_of_weights_and_all_for_convolutions(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
-    monkeypatch.setattr(_spinning, "BOUNDED", True)
+    monkeypatch.setattr(spinning, "BOUNDED", True)
     small = ready(eight(), method="fedavg")
-    assert room.threads(small)[0] == 1
-    assert [room.threads(wide_federation(n * room.EACH))[0] for n in (1, 2, 4, 16)] == [1, 2, 4, 6]
+    assert capacity.threads(small)[0] == 1
+    assert [capacity.threads(wide_federation(n * capacity.EACH))[0] for n in (1, 2, 4, 16)] == [1, 2, 4, 6]
     convolutions = images(1, 4, (1, 28, 28), model={"name": "cnn"})
-    assert convolutions.problem.layout.size < room.SMALL and room.threads(convolutions)[0] == 6
-    assert room.threads(ready(eight(), method="fedavg", threads=3)) == (3, "as configured")
+    assert convolutions.problem.layout.size < capacity.SMALL and capacity.threads(convolutions)[0] == 6
+    assert capacity.threads(ready(eight(), method="fedavg", threads=3)) == (3, "as configured")
 
 
 def test_threads_that_spin_are_for_large_models_alone(monkeypatch: Any) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 6)
-    monkeypatch.setattr(_spinning, "BOUNDED", False)
-    assert room.threads(wide_federation(4 * room.EACH))[0] == 1
-    assert room.threads(wide_federation(room.SMALL))[0] == 6
-    assert room.threads(images(1, 4, (1, 28, 28), model={"name": "cnn"}))[0] == 6
+    monkeypatch.setattr(spinning, "BOUNDED", False)
+    assert capacity.threads(wide_federation(4 * capacity.EACH))[0] == 1
+    assert capacity.threads(wide_federation(capacity.SMALL))[0] == 6
+    assert capacity.threads(images(1, 4, (1, 28, 28), model={"name": "cnn"}))[0] == 6
 
 
 @pytest.mark.parametrize(
@@ -594,8 +596,8 @@ def test_threads_that_spin_are_for_large_models_alone(monkeypatch: Any) -> None:
     ],
 )
 def test_how_long_threads_spin_is_set_before_torch_is_loaded(first: str, given: dict[str, str], expected: str) -> None:
-    script = f"import {first}, os, fedkin; print(fedkin._spinning.BOUNDED, os.environ.get('GOMP_SPINCOUNT'))"
-    plain = {name: value for name, value in os.environ.items() if name not in _spinning.SET}
+    script = f"import {first}, os, fedkin; print(fedkin.base.spinning.BOUNDED, os.environ.get('GOMP_SPINCOUNT'))"
+    plain = {name: value for name, value in os.environ.items() if name not in spinning.SET}
     done = subprocess.run([sys.executable, "-c", script], env=plain | given, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == expected
 

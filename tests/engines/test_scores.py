@@ -13,11 +13,11 @@ from helpers import BASE, ready, toy
 
 import fedkin
 from fedkin import Run
-from fedkin.config import merge
+from fedkin.data.federation import Client, Federation
+from fedkin.data.preprocessing import Pixels
 from fedkin.engines.scores import Scores
 from fedkin.errors import FedkinError
-from fedkin.federation import Client, Federation
-from fedkin.preprocessing import Pixels
+from fedkin.runs.config import merge
 
 SETTINGS = merge(BASE, {"learning": {"metric": "auc"}, "data": {"validation": 0.3}})
 
@@ -54,7 +54,7 @@ def test_a_client_without_score_is_left_out_of_everything(tmp_path: Path) -> Non
     assert np.isfinite(answers["a"].gain).all()
     for drawn_with in ("plotly", "matplotlib", "rich"):
         pytest.importorskip(drawn_with)
-    from fedkin.terminal import show_comparison
+    from fedkin.cli.terminal import show_comparison
 
     page = results.report().read_text()
     assert "all test samples are of one class" in page
@@ -71,9 +71,9 @@ def test_newcomers_without_score_do_not_stop_a_comparison(tmp_path: Path, capsys
     assert run.summary["novel"]["models"]["global"]["mean"] is None
     for drawn_with in ("plotly", "rich"):
         pytest.importorskip(drawn_with)
-    from fedkin.terminal import show_comparison
+    from fedkin.cli.terminal import show_comparison
 
-    results = fedkin.api.Results([Run(run.path)], tmp_path)
+    results = fedkin.Results([Run(run.path)], tmp_path)
     results.report()
     show_comparison(results)
     assert "newcomers" in capsys.readouterr().out

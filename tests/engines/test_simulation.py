@@ -34,13 +34,16 @@ from helpers import (
 )
 from torch import Tensor, nn
 
-from fedkin import Method, api
-from fedkin.cohort import Cohort
-from fedkin.config import merge
+import fedkin
+from fedkin import Method
+from fedkin.base.state import State
 from fedkin.engines.simulation import Diverged, Interrupted, MethodError
+from fedkin.engines.start import prepare
 from fedkin.methods import UnknownMethod
-from fedkin.runs import Run, Writer
-from fedkin.state import State
+from fedkin.runs.config import merge
+from fedkin.runs.folder import Writer
+from fedkin.studies.run import Run
+from fedkin.training.cohort import Cohort
 
 METHODS = (
     *("separate", "fedavg", "fedprox", "groups", "fedamp", "heurfedamp", "scaffold", "apfl"),
@@ -239,10 +242,10 @@ def test_the_collaboration_recorded_in_a_round_is_the_one_that_made_its_cloud_mo
 def test_attention_is_held_against_groups_unless_each_client_is_its_own(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], groups: list[int], told: bool
 ) -> None:
-    run = api.run({**BASE, "method": "fedamp"}, federation=toy(groups=groups), out=tmp_path / "run")
+    run = fedkin.run({**BASE, "method": "fedamp"}, federation=toy(groups=groups), out=tmp_path / "run")
     assert (run.summary["collaboration"] is not None) == told
     pytest.importorskip("rich")
-    from fedkin.terminal import show_run
+    from fedkin.cli.terminal import show_run
 
     show_run(run)
     assert ("Within the known groups" in capsys.readouterr().out) == told
@@ -317,7 +320,7 @@ def test_an_interrupted_run_goes_on_as_if_nothing_had_been(tmp_path: Path, metho
     with pytest.raises(Interrupted, match="Stopped after round 3 of 6"):
         part.run()
     assert part.holds[3], "the test needs a client ahead of the server"
-    done = api.resume(part.writer.path, federation=eight())
+    done = fedkin.resume(part.writer.path, federation=eight())
     for line, expected in zip(done.rounds, whole.lines.values(), strict=True):
         assert same_record(line, expected)
 
@@ -400,7 +403,7 @@ def test_a_run_told_to_stop_at_a_divergence_keeps_the_rounds_before_and_can_be_r
         run.run()
     assert list(run.lines) == [1, 2] and not Run(run.writer.path).complete
     poison.armed = False
-    done = api.resume(run.writer.path, federation=with_one_of_its_own("c"), loss=poison)
+    done = fedkin.resume(run.writer.path, federation=with_one_of_its_own("c"), loss=poison)
     calm = simulate(tmp_path, with_one_of_its_own("c"), loss=poison, method="fedamp", rounds=4, on_divergence="stop")
     assert [line["models"] for line in done.rounds] == [line["models"] for line in calm.lines.values()]
 
@@ -639,7 +642,7 @@ def test_newcomers_find_their_group_and_are_better_off_than_alone(tmp_path: Path
     means = {}
     for method in ("fedamp", "heurfedamp", "separate"):
         data = {"name": "digits", "split": "relabelled"}
-        assembly = api.prepare(method=method, rounds=12, device=DEVICE.type, data=data, participation=NOVEL)
+        assembly = prepare(method=method, rounds=12, device=DEVICE.type, data=data, participation=NOVEL)
         run = Joined(assembly, Writer.create(tmp_path / method, assembly.config))
         run.run()
         known, groups = run.a.problem.known, run.a.problem.groups

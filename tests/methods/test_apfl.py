@@ -10,8 +10,8 @@ import torch
 from helpers import DEVICE, SIZES, Watched, accuracy, batches, close, gradient, module_at, normed, ready, simulate, toy
 from torch import Tensor, nn
 
-from fedkin.cohort import Predictor
-from fedkin.state import State
+from fedkin.base.state import State
+from fedkin.training.evaluation import Predictor
 
 LR = 0.2
 WAYS = ("parameters", "outputs")

@@ -9,7 +9,7 @@ import torch
 from helpers import SIZES, Watched, close, cpu_only, normed, ready, same, simulate, toy, trained
 from torch import Tensor
 
-from fedkin.config import ConfigError
+from fedkin.base.settings import ConfigError
 
 GROUPS = (0, 1, 1, 0, 1, 2)
 

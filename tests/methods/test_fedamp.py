@@ -13,11 +13,11 @@ import torch
 from helpers import DEVICE, Watched, close, normed, ready, same, simulate, toy, trained
 from torch import Tensor
 
-from fedkin.assembly import Assembly
-from fedkin.config import ConfigError
+from fedkin.base.settings import ConfigError
+from fedkin.base.state import State
+from fedkin.engines.assembly import Assembly
 from fedkin.methods.fedamp import FedAMP
 from fedkin.methods.heurfedamp import HeurFedAMP
-from fedkin.state import State
 
 BOTH = ("fedamp", "heurfedamp")
 NAMES = ("a", "b", "c", "d")

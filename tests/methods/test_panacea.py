@@ -11,17 +11,19 @@ import torch
 from helpers import DEVICE, Watched, close, copied, normed, ready, same, simulate, toy, trained
 from torch import Tensor, nn
 
-from fedkin import streams
-from fedkin.assembly import Assembly
-from fedkin.config import ConfigError, resolve
+from fedkin.base import streams
+from fedkin.base.settings import ConfigError
+from fedkin.base.state import Server, State
+from fedkin.data.federation import Federation
+from fedkin.engines.assembly import Assembly
 from fedkin.engines.simulation import Requests
-from fedkin.federation import Federation, Problem
-from fedkin.hypernetworks import GraphHypernetwork
-from fedkin.method import Method
+from fedkin.maths.hypernetworks import GraphHypernetwork
+from fedkin.methods._method import Method
+from fedkin.methods._problem import Problem
 from fedkin.methods.panacea import Panacea
 from fedkin.methods.panacea_gn import PanaceaGN
-from fedkin.runs import Writer
-from fedkin.state import Server, State
+from fedkin.runs.config import resolve
+from fedkin.runs.folder import Writer
 
 SIX = (13, 9, 8, 6, 5, 4)
 EDGES = ((0, 1), (0, 2), (1, 2), (2, 3), (3, 4), (0, 4), (4, 5))
@@ -431,7 +433,7 @@ def test_known_clients_keep_their_weights_when_newcomers_are_there(tmp_path: Pat
 
 def test_a_hypernetwork_that_does_not_fit_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
     """ResNet-18: 11 million weights take 1.1 billion parameters, and these, gradient and momentum 16.8 GiB."""
-    monkeypatch.setattr("fedkin.machine.free_bytes", lambda device: 4 << 30)
+    monkeypatch.setattr("fedkin.base.machine.free_bytes", lambda device: 4 << 30)
     images = torch.zeros(6, 3, 8, 8)
     labels = torch.arange(6) % 2
     federation = Federation.from_arrays({"a": (images, labels), "b": (images, labels)})
@@ -442,7 +444,7 @@ def test_a_hypernetwork_that_does_not_fit_is_refused_with_its_size(monkeypatch: 
     weights = 11_169_858
     parts = (f"{weights:,} weights", f"{weights * 101 + 70_700:,} parameters", "16.8 GiB", "4.0 GiB are free", "hidden")
     assert all(part in sentence for part in parts), sentence
-    monkeypatch.setattr("fedkin.machine.free_bytes", lambda device: 1 << 20)
+    monkeypatch.setattr("fedkin.base.machine.free_bytes", lambda device: 1 << 20)
     ready(related(), method="panacea", settings=SMALL)
 
 

@@ -14,11 +14,11 @@ from helpers import DEVICE, Watched, close, gradient, normed, ready, same, simul
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from fedkin.cohort import Cohort
-from fedkin.config import resolve
-from fedkin.federation import Client, Federation
-from fedkin.state import State
-from fedkin.task import Task
+from fedkin.base.state import State
+from fedkin.base.task import Task
+from fedkin.data.federation import Client, Federation
+from fedkin.runs.config import resolve
+from fedkin.training.cohort import Cohort
 
 ALPHA, BETA = 0.2, 0.3
 RATES = {"alpha": ALPHA, "beta": BETA}

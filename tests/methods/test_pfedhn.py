@@ -11,12 +11,13 @@ import torch
 from helpers import DEVICE, close, copied, normed, ready, simulate, toy, trained
 from torch import Tensor, nn
 
-from fedkin import streams
-from fedkin.assembly import Assembly
-from fedkin.config import ConfigError, resolve
-from fedkin.hypernetworks import MLPHypernetwork
+from fedkin.base import streams
+from fedkin.base.settings import ConfigError
+from fedkin.base.state import Server, State
+from fedkin.engines.assembly import Assembly
+from fedkin.maths.hypernetworks import MLPHypernetwork
 from fedkin.methods.pfedhn import PFedHN
-from fedkin.state import Server, State
+from fedkin.runs.config import resolve
 
 SIX = (13, 9, 8, 6, 5, 4)
 SMALL: dict[str, Any] = {"hidden": 16, "embedding": 5, "server_lr": 0.05}
@@ -183,7 +184,7 @@ def test_a_model_that_is_all_classifier_leaves_nothing_to_write() -> None:
 
 
 def test_what_does_not_fit_is_told_what_would_make_it_smaller(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedkin.machine.free_bytes", lambda device: 1000)
+    monkeypatch.setattr("fedkin.base.machine.free_bytes", lambda device: 1000)
     with pytest.raises(
         ConfigError, match=r"does not fit: to write 43 weights .* or settings\.personal_classifier = true"
     ):
@@ -194,8 +195,8 @@ def test_what_does_not_fit_is_told_what_would_make_it_smaller(monkeypatch: pytes
 
 def test_what_does_not_fit_is_refused_before_a_model_that_large_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trying whether it can be stacked takes many copies of the model: the system would end the process before."""
-    monkeypatch.setattr("fedkin.machine.free_bytes", lambda device: 1000)
-    monkeypatch.setattr("fedkin.assembly.choose", lambda *_, **__: pytest.fail("the model was tried"))
+    monkeypatch.setattr("fedkin.base.machine.free_bytes", lambda device: 1000)
+    monkeypatch.setattr("fedkin.engines.assembly.choose", lambda *_, **__: pytest.fail("the model was tried"))
     with pytest.raises(ConfigError, match="does not fit"):
         ready(toy(), method="pfedhn")
 

@@ -12,11 +12,12 @@ import torch
 from helpers import Watched, accuracy, close, gradient, normed, ready, simulate
 from torch import Tensor, nn
 
-from fedkin.cohort import Cohort
-from fedkin.config import ConfigError, resolve
-from fedkin.federation import Client, Federation
-from fedkin.state import State
-from fedkin.task import Task
+from fedkin.base.settings import ConfigError
+from fedkin.base.state import State
+from fedkin.base.task import Task
+from fedkin.data.federation import Client, Federation
+from fedkin.runs.config import resolve
+from fedkin.training.cohort import Cohort
 
 DEFAULTS = {"strength": 15.0, "inner_steps": 5, "eta": 0.005, "personal_lr": 0.05, "beta": 1.0, "decay": 0.0}
 

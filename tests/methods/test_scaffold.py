@@ -10,7 +10,7 @@ import torch
 from helpers import Watched, batches, close, gradient, normed, ready, simulate, toy
 from torch import Tensor
 
-from fedkin.config import ConfigError
+from fedkin.base.settings import ConfigError
 
 SGD = {"optimiser": "sgd", "lr": 0.1}
 

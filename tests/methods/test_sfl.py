@@ -12,13 +12,15 @@ import torch
 from helpers import DEVICE, Watched, close, normed, ready, same, same_record, simulate, toy, trained, watched
 from torch import Tensor, nn
 
-from fedkin import api, streams
-from fedkin.config import ConfigError, resolve
+import fedkin
+from fedkin.base import streams
+from fedkin.base.settings import ConfigError
+from fedkin.base.state import State
+from fedkin.data.federation import Federation
 from fedkin.engines.simulation import Interrupted
-from fedkin.federation import Federation
 from fedkin.methods import sfl
-from fedkin.runs import Run
-from fedkin.state import State
+from fedkin.runs.config import resolve
+from fedkin.studies.run import Run
 
 SIX = (9, 8, 7, 6, 5, 4)
 WAYS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -320,7 +322,7 @@ def test_an_interrupted_run_that_learns_its_graph_goes_on_as_if_nothing_had_been
     part.listener.stop = lambda: len(part.lines) == 3
     with pytest.raises(Interrupted):
         part.run()
-    done = api.resume(part.writer.path, federation=related(PATH))
+    done = fedkin.resume(part.writer.path, federation=related(PATH))
     for line, expected in zip(done.rounds, whole.lines.values(), strict=True):
         assert same_record(line, expected)
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedkin.theory import (
+from fedkin.maths.theory import (
     aggregation,
     best_fit,
     consistent,

@@ -20,8 +20,8 @@ from helpers import DEVICE
 from scipy.optimize import minimize
 from torch import Tensor
 
-from fedkin.attention import MCP, SCAD, Attention, NegativeExponential, TamedSquareRoot
-from fedkin.collaboration import (
+from fedkin.maths.attention import MCP, SCAD, Attention, NegativeExponential, TamedSquareRoot
+from fedkin.maths.collaboration import (
     automatic_weight_on_others,
     gaussian_logits,
     mix,

@@ -19,10 +19,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedkin import comparison, report
-from fedkin.estimates import Estimate
-from fedkin.outputs import Outputs
+from fedkin.evidence import comparison
+from fedkin.evidence.estimates import Estimate
+from fedkin.evidence.outputs import Outputs
 from fedkin.report import figures, graph, paper
+from fedkin.report import words as report
 
 GROUPS = [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
 LEVEL = {"separate": 0.74, "fedavg": 0.80, "fedamp": 0.91, "heurfedamp": 0.90}
@@ -596,7 +597,7 @@ def test_newcomers_without_any_score_are_last_and_shown_as_a_dash(tmp_path: Path
 def test_the_page_and_the_terminal_have_a_table_of_newcomers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from fedkin import terminal
+    from fedkin.cli import terminal
 
     runs = served(tmp_path)
     page = Page(report.write_report(runs, tmp_path / "report.html"))

@@ -23,8 +23,8 @@ from torch import tensor
 
 import fedkin as package
 from fedkin.cli import after
-from fedkin.preprocessing import Category, Number, TablePreprocessing
-from fedkin.runs import Run
+from fedkin.data.preprocessing import Category, Number, TablePreprocessing
+from fedkin.studies.run import Run
 
 LEAST = {"rounds": 1, "data": {"clients": 5}, "local": {"epochs": 1}}
 

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedkin import api
 from fedkin.data import catalogue
+from fedkin.studies import run
 
 Folder = Path
 
@@ -755,7 +755,7 @@ case("references beside levels", f"{AGAINST} pooled --vary corruption.labels=0,1
 
 
 def a_run(folder: Folder) -> None:
-    api.run(rounds=1, data={"clients": 5}, local={"epochs": 1}, out=folder / "run")
+    run.run(rounds=1, data={"clients": 5}, local={"epochs": 1}, out=folder / "run")
 
 
 def another_configuration(folder: Folder) -> None:
@@ -768,7 +768,7 @@ def another_configuration(folder: Folder) -> None:
 def own_run(folder: Folder) -> None:
     """An unfinished run on a table that was changed since."""
     csv(GOOD)(folder)
-    api.run(
+    run.run(
         {"data": str(folder / "p.csv"), "table": {"client": "hospital", "target": "ill"}, "rounds": 1},
         out=folder / "run",
     )
@@ -778,7 +778,7 @@ def own_run(folder: Folder) -> None:
 
 def finished_own_run(folder: Folder) -> None:
     csv(GOOD)(folder)
-    api.run(
+    run.run(
         {"data": str(folder / "p.csv"), "table": {"client": "hospital", "target": "ill"}, "rounds": 1},
         out=folder / "run",
     )
@@ -792,7 +792,7 @@ def damaged_model(folder: Folder) -> None:
 
 def damaged_graph(folder: Folder) -> None:
     """An unfinished run whose graph was spoilt."""
-    api.run(method="sfl", rounds=1, data={"clients": 5, "split": "relabelled"}, local={"epochs": 1}, out=folder / "run")
+    run.run(method="sfl", rounds=1, data={"clients": 5, "split": "relabelled"}, local={"epochs": 1}, out=folder / "run")
     (folder / "run" / "summary.json").unlink()
     path = folder / "run" / "graph.npz"
     path.write_bytes(path.read_bytes()[:-30])

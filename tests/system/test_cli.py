@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 from helpers import Said
 
-from fedkin import __version__, methods, terminal
-from fedkin.runs import Run
+from fedkin import __version__, methods
+from fedkin.cli import terminal
+from fedkin.studies.run import Run
 
 SMALL = ["--clients", "5", "--epochs", "1", "--rounds", "2"]
 LEAST = ["--clients", "5", "--epochs", "1", "--rounds", "1"]
@@ -424,12 +425,12 @@ def test_the_doctor_tries_a_small_run_and_leaves_nothing(fedkin, tmp_path):
 
 
 def test_a_doctor_who_finds_something_says_so_and_fails(fedkin, monkeypatch):
-    from fedkin import api
+    from fedkin.studies import compare
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no luck today")
 
-    monkeypatch.setattr(api, "run", broken)
+    monkeypatch.setattr(compare, "run", broken)
     said = fedkin("doctor")
     assert said.code == 1
     assert "RuntimeError: no luck today" in said.out

@@ -19,8 +19,8 @@ from webserver import BODIES, MIRRORED, PUBLIC, Site, made_up, serving
 
 from fedkin import cli
 from fedkin import data as data_sets
-from fedkin.config import resolve
 from fedkin.data import catalogue, files
+from fedkin.runs.config import resolve
 
 SHARED = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
 real = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data files are not beside the repository")

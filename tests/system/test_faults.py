@@ -17,10 +17,14 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from fedkin import api, cli, options
-from fedkin.config import read_toml, to_toml
+from fedkin import cli, resume
 from fedkin.engines.simulation import Interrupted, Listener
-from fedkin.runs import Checkpoint, Run
+from fedkin.engines.start import prepare
+from fedkin.engines.start import start as carry_out
+from fedkin.runs import options
+from fedkin.runs.checkpoint import Checkpoint
+from fedkin.runs.config import read_toml, to_toml
+from fedkin.studies.run import Run
 
 SMALL = ["--clients", "5", "--epochs", "1", "--split", "relabelled"]
 UNRELIABLE = ["participation.lost=0.3", "participation.dropped=0.2", "participation.sample=0.7"]
@@ -50,7 +54,8 @@ def nothing_is_left_running() -> Iterator[None]:
 
 def undisturbed(path: Path, *words: str) -> Path:
     """The same run without any accident, in this process."""
-    return api.start(api.prepare(options.parse(words)), path).path
+    carry_out(prepare(options.parse(words)), path)
+    return path
 
 
 def lines(path: Path) -> int:
@@ -182,7 +187,8 @@ def test_a_run_killed_again_and_again_still_ends_the_same(tmp_path):
 
 DRIVER = """
 import os, signal, sys
-from fedkin import cli, runs
+from fedkin import cli
+from fedkin.runs import checkpoint, folder as runs
 
 moment, count = sys.argv[1], int(sys.argv[2])
 sys.argv[1:3] = []
@@ -194,7 +200,7 @@ def die(now=True):
     if now and seen == count:
         os.kill(os.getpid(), signal.SIGKILL)
 
-replace, save_file, line, model = os.replace, runs.save_file, runs.Writer.line, runs.Writer.model
+replace, save_file, line, model = os.replace, checkpoint.save_file, runs.Writer.line, runs.Writer.model
 
 def before_the_rename(source, target):
     die(str(target).endswith("state.safetensors"))
@@ -227,7 +233,7 @@ def before_a_model(self, *rest):
 if moment == "rename":
     os.replace = before_the_rename
 elif moment == "write":
-    runs.save_file = during_the_write
+    checkpoint.save_file = during_the_write
 elif moment == "line":
     runs.Writer.line = half_a_line
 elif moment == "record":
@@ -315,7 +321,7 @@ def test_after_whichever_round_a_run_is_stopped_it_ends_the_same_though_uploads_
     for round in range(1, ROUNDS):
         run = stopped(tmp_path / f"after-{round}", round, *words)
         lost.append("held/held.clients" in tensors(run / "checkpoint" / "state.safetensors")[0])
-        api.resume(run)
+        resume(run)
         assert_same(run, wholes(*words))
     assert any(lost), "clients who wait for word that their upload arrived are saved too"
 
@@ -323,7 +329,7 @@ def test_after_whichever_round_a_run_is_stopped_it_ends_the_same_though_uploads_
 def test_a_run_with_newcomers_goes_on_as_if_it_had_never_been_stopped(tmp_path, wholes):
     words = ("--rounds", str(ROUNDS), "--clients", "20", "--epochs", "1", "--participation.novel", "0.25")
     run = stopped(tmp_path / "run", 3, *words)
-    api.resume(run)
+    resume(run)
     whole = wholes(*words)
     assert_same(run, whole)
     assert len(Run(run).summary["novel"]["clients"]) == 5
@@ -363,7 +369,7 @@ def test_where_checkpoints_are_dear_they_are_rare_but_stopping_always_saves(tmp_
     run = stopped(tmp_path / "run", 3, "--rounds", str(ROUNDS), *SMALL)
     assert saved == [1, 3]
     assert lines(run) == 3
-    api.resume(run)
+    resume(run)
     assert saved == [1, 3, 4, ROUNDS], "what it costs is found out anew"
 
 
@@ -423,7 +429,7 @@ def stopped(path: Path, after: int, *words: str) -> Path:
     heard: list[int] = []
     listener = Listener(on_round=lambda r: heard.append(r["round"]), stop=lambda: len(heard) >= after)
     with pytest.raises(Interrupted):
-        api.start(api.prepare(options.parse(words)), path, listener)
+        carry_out(prepare(options.parse(words)), path, listener)
     return path
 
 
@@ -496,7 +502,7 @@ def test_resuming_a_finished_run_says_so_and_changes_nothing(tmp_path, monkeypat
     assert fedkin(monkeypatch, "resume", run) == 0
     assert "is complete; there is nothing to resume" in capsys.readouterr().out
     assert snapshot(run) == before
-    assert api.resume(run).summary == Run(run).summary
+    assert resume(run).summary == Run(run).summary
     assert snapshot(run) == before
 
 
@@ -542,7 +548,7 @@ def test_without_space_left_a_run_says_so_and_goes_on_when_there_is_some(tmp_pat
     assert said in process.stderr
     assert "Traceback" not in process.stderr
     assert not [p for p in (tmp_path / "run").rglob("*") if p.name.endswith(".new") or p.name.startswith(".tmp")]
-    api.resume(tmp_path / "run")
+    resume(tmp_path / "run")
     assert_same(tmp_path / "run", wholes(*words))
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedkin.runs import Run
+from fedkin.studies.run import Run
 
 DATA = Path(__file__).parents[2].parent / "shared" / "data"
 METHODS = ["--methods", "separate,fedavg,fedamp"]

@@ -1,18 +1,60 @@
-"""Arrays of numbers and names from .npy and .npz files; nothing that such a file holds is ever run."""
+"""Files that are whole or not there: the one atomic write; and arrays from files, of which nothing is ever run."""
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .wording import first_line
+
+# ---- writing ----
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A file is written whole or not at all: to the neighbour given here, to the disk, then renamed over the old one.
+
+    If anything goes wrong the neighbour is removed, the old file stays as it is, and the error is passed on.
+    """
+    new = path.with_name(f"{path.name}.new")
+    try:
+        yield new
+        with new.open("rb") as file:
+            os.fsync(file.fileno())
+        new.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            new.unlink(missing_ok=True)
+        raise
+
+
+def write(files: Mapping[Path, bytes]) -> None:
+    """Writes files; all of them lie on the disk before the first takes its name."""
+    with ExitStack() as stack:
+        for path, content in files.items():
+            stack.enter_context(replacing(path)).write_bytes(content)
+
+
+def write_text(path: Path, text: str) -> Path:
+    """Writes one file, in a folder that is made where it is missing, and returns its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write({path: text.encode()})
+    return path
+
+
+# ---- reading ----
+
 STARTS = {".npy": b"\x93NUMPY", ".npz": b"PK"}
-"""How the files begin; an .npz is a zip archive."""
+"""How files of arrays begin; an .npz is a zip archive."""
 
 
-def read(path: Path) -> dict[str, NDArray[Any]]:
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of an .npz by name; the one of an .npy is called ''.
 
     Raises ValueError, which says in half a sentence why it cannot be, and OSError where the file cannot be opened.
@@ -25,5 +67,5 @@ def read(path: Path) -> dict[str, NDArray[Any]]:
             found = np.load(file, allow_pickle=False)
             return {"": found} if isinstance(found, np.ndarray) else {name: found[name] for name in found.files}
         except Exception as error:  # a damaged file surfaces as any of many exceptions
-            why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+            why = first_line(error)
             raise ValueError("it holds Python objects, not numbers" if "pickle" in why else why) from None

@@ -6,12 +6,12 @@ a warm-up; ways that are compared take turns in one process, so that their ratio
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+from ..base.wording import did_you_mean
 from ..errors import FedkinError
 from . import matrices, record, rounds, steps, timing
 from .steps import WAYS
@@ -41,8 +41,7 @@ def chosen(names: str, usual: Sequence[str] = tuple(SECTIONS)) -> list[str]:
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     for name in wanted:
         if name not in SECTIONS:
-            near = difflib.get_close_matches(name, SECTIONS, 1, 0.5)
-            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(SECTIONS)}."
+            hint = did_you_mean(name, SECTIONS, 0.5).rstrip() or f"There are {', '.join(SECTIONS)}."
             raise FedkinError(f"There is no section {name!r} to measure. {hint}")
     return [name for name in SECTIONS if name in wanted] if wanted else list(usual)
 

@@ -10,11 +10,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .. import collaboration, machine
-from ..config import Config
-from ..runs import Checkpoint
-from ..state import State
-from ..weights import Layout
+from ..base import machine
+from ..base.state import State
+from ..base.weights import Layout
+from ..maths import collaboration
+from ..runs.checkpoint import Checkpoint
+from ..runs.config import Config
 from .steps import cnn, mlp, resnet
 from .timing import Peak, Plan, Row, alone, clocked, forget, interleaved
 

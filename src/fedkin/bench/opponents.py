@@ -17,7 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .. import execution, machine
+from ..base import machine
+from ..training import execution
 from .timing import Arithmetic, clocked
 
 Batches = Sequence[execution.Batch]

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .. import summary
+from ..engines import summary
 from ..errors import FedkinError
 from .timing import Plan, Row
 

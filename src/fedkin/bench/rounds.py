@@ -13,12 +13,14 @@ from typing import Any
 
 import torch
 
-from .. import api
+from ..base.weights import Layout
+from ..data.federation import Federation
 from ..engines.simulation import Interrupted, Listener, Simulation
+from ..engines.start import prepare
 from ..errors import FedkinError
-from ..federation import Federation
-from ..runs import Writer
-from ..weights import Layout
+from ..runs.folder import Writer
+from ..studies import compare
+from ..studies import demo as demonstration
 from .steps import Workload, cnn, mlp
 from .timing import Arithmetic, Peak, Plan, Row, alone, arithmetic, forget, nothing_compiled, setting, settle
 
@@ -66,7 +68,7 @@ def carried_out(
     forget(device)
     peak = Peak(device)
     started = time.perf_counter()
-    ready = api.prepare({**settings, "device": device.type, "rounds": rounds}, federation=federation)
+    ready = prepare({**settings, "device": device.type, "rounds": rounds}, federation=federation)
     ends: list[float] = []
     scores: dict[str, list[float]] = {}
 
@@ -256,18 +258,24 @@ def demo(plan: Plan) -> list[Row]:
     """`fedkin demo`: its five methods and three seeds, without the report."""
     if plan.cuda:
         return [{"skipped": "the demo is measured on a CPU"}]
-    from ..cli.running import DEMO
-
     seeds, settings = plan.sized((1, {"rounds": 2}), (1, {}), (3, {}))
-    plan.tell(f"the demo: {len(DEMO)} methods, seeds: {seeds}")
+    plan.tell(f"the demo: {len(demonstration.METHODS)} methods, seeds: {seeds}")
     with tempfile.TemporaryDirectory() as folder:
         started = time.perf_counter()
-        results = api.compare(
+        results = compare.compare(
             {"data": DIGITS["data"], "device": "cpu", **settings},
-            methods=list(DEMO),
+            methods=list(demonstration.METHODS),
             seeds=seeds,
             out=Path(folder) / "runs",
         )
         wall = time.perf_counter() - started
         computing = sum(run.summary["seconds"] for run in results.runs)
-    return [{"workload": "fedkin demo", "methods": len(DEMO), "seeds": seeds, "seconds": wall, "in_rounds": computing}]
+    return [
+        {
+            "workload": "fedkin demo",
+            "methods": len(demonstration.METHODS),
+            "seeds": seeds,
+            "seconds": wall,
+            "in_rounds": computing,
+        }
+    ]

@@ -13,15 +13,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from .. import api, machine, models
-from ..assembly import Assembly
-from ..cohort import Cohort
-from ..config import ConfigError
-from ..engines import room
-from ..execution import OneByOne, Stacked
-from ..federation import Client, Federation
-from ..task import Task
-from ..weights import Layout
+from ..base import machine
+from ..base.settings import ConfigError
+from ..base.task import Task
+from ..base.weights import Layout
+from ..data.federation import Client, Federation
+from ..engines import capacity
+from ..engines.assembly import Assembly
+from ..engines.start import prepare
+from ..training import models
+from ..training.cohort import Cohort
+from ..training.execution import OneByOne, Stacked
 from .opponents import Fairest, Plain, learn
 from .timing import (
     Arithmetic,
@@ -140,7 +142,7 @@ class Ways:
             "local": {"steps": w.steps, "batch_size": w.batch, "optimiser": "adam", "lr": LR},
         }
         try:
-            return api.prepare(settings, federation=w.federation(), model=lambda: copy.deepcopy(self.module))
+            return prepare(settings, federation=w.federation(), model=lambda: copy.deepcopy(self.module))
         except ConfigError as error:
             raise Unavailable(str(error).rstrip(".")) from error
 
@@ -169,7 +171,7 @@ class Ways:
     def _ours(self, execution: OneByOne | Stacked, clients: int, steps: int, how: str) -> Way:
         """`Cohort.fit`, as methods call it, with the threads that the engine would take."""
         cohort = replace(self._cohort(clients, steps), execution=execution)
-        threads = room.threads(self.ready)[0]
+        threads = capacity.threads(self.ready)[0]
         start = self.ready.problem.initial.expand(clients, -1)
         last = [start]
 

@@ -18,7 +18,8 @@ from typing import Any, Literal, TypeVar
 
 import torch
 
-from .. import execution, machine
+from ..base import machine
+from ..training import execution
 
 Row = dict[str, Any]
 """A measurement: plain values under plain names, as they stand in the JSON."""

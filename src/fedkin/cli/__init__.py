@@ -7,13 +7,13 @@ from pathlib import Path
 
 from ..engines.simulation import Diverged, Interrupted
 from ..errors import FedkinError
-from ..terminal import err
 from . import after as after
 from . import bench as bench
 from . import data as data
 from . import running as running
 from . import tuning as tuning
 from .app import app
+from .terminal import err
 
 
 def main() -> None:

@@ -12,12 +12,13 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Column, Table
 
-from .. import exporting
 from ..errors import FedkinError
-from ..runs import Run, file_name
-from ..saved import Prediction, Saved
-from ..terminal import err, out
+from ..runs import export as exporting
+from ..runs.folder import file_name
+from ..runs.saved_model import Prediction, Saved
+from ..studies.run import Run
 from .app import app
+from .terminal import err, out
 
 SHOWN = 20
 """Rows that a terminal shows."""

@@ -12,8 +12,9 @@ from pydantic.fields import FieldInfo
 from rich.markup import escape
 from rich.table import Column, Table
 
-from .. import __version__, options
-from ..terminal import out
+from ..runs import options
+from ..version import __version__
+from .terminal import out
 
 app = typer.Typer(
     help="Personalised federated learning for silos: each ends with a model of its own, trained with its kin.",

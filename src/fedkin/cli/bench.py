@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from .. import bench as measuring
+from ..base.machine import chosen_device, device_name
 from ..errors import FedkinError
-from ..machine import chosen_device, device_name
-from ..terminal import err, out
 from .app import app
+from .terminal import err, out
 
 
 @app.command()

@@ -28,8 +28,8 @@ from ..data.catalogue import File
 from ..data.fetch import Listener, fetch
 from ..data.files import DataError
 from ..engines.simulation import Interrupted
-from ..terminal import err, out
 from .app import app, paragraphs, table_of
+from .terminal import err, out
 
 commands = typer.Typer(help="The data sets: which there are, whether their files are right, how to get them.")
 app.add_typer(commands, name="data", no_args_is_help=True)
@@ -137,7 +137,7 @@ def export(
     if not files.find(name).table:
         tables = ", ".join(each for each, entry in catalogue.CATALOGUE.items() if entry.table)
         raise DataError(f"Data set {name!r} is not a table, so it cannot be exported as one; {tables} can be.")
-    from ..data.tables import export as write
+    from ..data.from_tables import export as write
 
     write(name, target)
     out.print(f"Table: {target}", highlight=False, soft_wrap=True)

@@ -11,16 +11,21 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from .. import api, comparison, methods, options
-from ..config import Config
+from .. import methods
+from ..engines import start
 from ..engines.simulation import Interrupted, Listener
 from ..errors import FedkinError
-from ..levels import Levels, vary
-from ..runs import Run
-from ..terminal import bar, err, interruptible, listening, out, show_comparison, show_levels, show_run
+from ..evidence import comparison
+from ..runs import options
+from ..runs.config import Config
+from ..studies import compare as comparing
+from ..studies import demo as demonstration
+from ..studies import run as one
+from ..studies.compare import Results
+from ..studies.run import Run
+from ..studies.vary import Levels, vary
 from .app import FREE, Native, Out, Words, app, paragraphs, table_of
-
-DEMO = ("separate", "fedavg", "fedamp", "heurfedamp", "groups")
+from .terminal import bar, err, interruptible, listening, out, show_comparison, show_levels, show_run
 
 
 @app.command()
@@ -33,7 +38,7 @@ def demo(
         "[bold]Twenty silos, five groups that label the same digits differently.[/] Nobody is told the groups.\n"
         "One global model must fail here; a silo alone has too little data. Who finds its kin?\n"
     )
-    results = _compare({"data": {"name": "digits", "split": "relabelled"}}, list(DEMO), seeds, folder)
+    results = _compare(dict(demonstration.SETTINGS), list(demonstration.METHODS), seeds, folder)
     where = results.report(
         title="Silos that find their kin: handwritten digits, each group with its own labels",
         notes=["Under label skew alone the picture is another: see docs/when-collaboration-pays.md."],
@@ -58,11 +63,11 @@ def run(words: Words = None, folder: Out = None, native: Native = False) -> None
     `fedkin settings` lists them all, `fedkin methods NAME` those of a method.
     Your own table: `--data patients.csv --client hospital --target disease`.
     """
-    ready = api.prepare(_budgeted(options.parse(words or []), native))
-    path = folder or api.free_folder(ready.config)
+    ready = start.prepare(_budgeted(options.parse(words or []), native))
+    path = folder or start.free_folder(ready.config)
     with listening(ready.config.rounds, path) as listener:
-        finished = api.start(ready, path, listener)
-    show_run(finished)
+        start.start(ready, path, listener)
+    show_run(Run(path))
 
 
 @app.command(context_settings=FREE)
@@ -119,7 +124,7 @@ def resume(path: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
         out.print(f"The run in {path} is complete; there is nothing to resume.")
         return
     with listening(found.resolved().rounds, path) as listener:
-        finished = api.resume(path, listener=listener)
+        finished = one.resume(path, listener=listener)
     show_run(finished)
 
 
@@ -133,7 +138,7 @@ def report(
     formats = _formats(figures)
     runs = [Run(p) for path in paths for p in _run_folders(path)]
     place = runs[0].path if len(runs) == 1 else paths[0] if len(paths) == 1 else Path()
-    results = api.Results(runs, place)
+    results = Results(runs, place)
     try:
         comparison.by_method(runs)
     except ValueError as error:  # they cannot stand side by side
@@ -179,7 +184,7 @@ def settings_() -> None:
 @app.command()
 def doctor() -> None:
     """Check this machine: versions, device, and whether a small run works."""
-    from ..diagnosis import diagnose
+    from .doctor import diagnose
 
     table = Table("what", "state", "")
     healthy = True
@@ -198,11 +203,9 @@ def _budgeted(raw: dict[str, Any], native: bool) -> dict[str, Any]:
     return raw | {"budget": "native"} if native else raw
 
 
-def _compare(
-    raw: dict[str, Any], names: list[str], seeds: int, folder: Path, without: Sequence[str] = ()
-) -> api.Results:
+def _compare(raw: dict[str, Any], names: list[str], seeds: int, folder: Path, without: Sequence[str] = ()) -> Results:
     with _progress((len(dict.fromkeys(names)) + bool(without)) * seeds) as told:
-        return api.compare(
+        return comparing.compare(
             raw,
             methods=names,
             seeds=seeds,

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import options, tuning
 from ..engines.simulation import Interrupted, Listener
-from ..terminal import bar, err, interruptible, out, show_tuned
+from ..runs import options
+from ..studies import tune as tuning
 from .app import FREE, Words, app
+from .terminal import bar, err, interruptible, out, show_tuned
 
 
 @app.command(context_settings=FREE)

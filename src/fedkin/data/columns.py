@@ -5,7 +5,6 @@ Columns stand in the order of their names, so that it does not matter how a silo
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -14,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import reading
-from ..preprocessing import Category, Column, Number, TableSettings
-from ..reading import Numbers, Table, TableError, nearest
+from ..base.wording import did_you_mean, nearest
+from . import table as reading
+from .preprocessing import Category, Column, Number, TableSettings
+from .table import Numbers, Table, TableError
 
 FEW = 20
 """Up to so many different whole numbers are classes; more different texts than that, most of them unique, are none."""
@@ -80,7 +80,7 @@ def refuse_unknown(name: str, columns: Collection[str], settings: TableSettings)
     asked += [*(("categorical", c) for c in settings.categorical), *(("missing_in", c) for c in settings.missing_in)]
     for setting, column in asked:
         if column is not None and column not in columns:
-            hint = nearest(column, columns).rstrip() or f"The columns are {', '.join(columns)}."
+            hint = did_you_mean(column, columns, 0.6).rstrip() or f"The columns are {', '.join(columns)}."
             raise TableError(f"{name} has no column {column!r}, which table.{setting} names. {hint}")
     for role, column in (("target", settings.target), ("client", settings.client)):
         if column in settings.ignore:
@@ -190,10 +190,10 @@ def look_alikes(rows: Mapping[str, int], refused: Collection[str] = ()) -> dict[
             continue
         digits = re.findall(r"\d", client)
         others = sorted((n, other) for other, n in rows.items() if n > own and re.findall(r"\d", other) == digits)
-        folded = {other.strip().casefold(): other for _, other in others}
-        near = difflib.get_close_matches(client.strip().casefold(), folded, 1, 0.8)
-        if near:
-            other = folded[near[0]]
+        stripped = {other.strip(): other for _, other in others}
+        near = nearest(client.strip(), stripped, 0.8)
+        if near is not None:
+            other = stripped[near]
             mine = "1 row" if own == 1 else f"{own} rows"
             told[client] = f"{client!r} ({mine}) looks like {other!r} ({rows[other]:,} rows): the same silo?"
     return told

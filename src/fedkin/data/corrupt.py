@@ -12,8 +12,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .. import streams
-from ..federation import Client, Federation, FederationError
+from ..base import streams
+from .federation import Client, Federation, FederationError
 
 Kind = Literal["dirty", "random", "flip", "silent"]
 

@@ -25,7 +25,7 @@ from urllib import error as urlerror
 from urllib import request as urlrequest
 from urllib.parse import quote, urlsplit
 
-from .. import __version__
+from ..version import __version__
 from . import files
 from .catalogue import DataSet, File, Form
 from .files import DataError

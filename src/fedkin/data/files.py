@@ -6,7 +6,6 @@ What there is stands in `catalogue.py`.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import os
 import sys
@@ -15,7 +14,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..arrays import read
+from ..base.files import read_arrays
+from ..base.wording import did_you_mean
 from ..errors import FedkinError
 from . import catalogue
 from .catalogue import DataSet, File, Form
@@ -43,8 +43,7 @@ def find(name: str) -> DataSet:
     """The catalogue's entry; for an unknown name an error that says the nearest."""
     known = catalogue.CATALOGUE
     if name not in known:
-        near = difflib.get_close_matches(name.lower(), known, 1, 0.4)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name, known)
         raise DataError(f"There is no data set {name!r} that has files. {hint}Known are {', '.join(known)}.")
     return known[name]
 
@@ -73,7 +72,7 @@ def need(name: str, verify: bool = True) -> dict[str, Path]:
 def arrays(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of a data set's .npz file."""
     try:
-        return read(path)
+        return read_arrays(path)
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read as arrays ({error}).") from None
 

@@ -14,8 +14,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from ..arrays import read
-from ..reading import SUFFIXES, TableError
+from ..base.files import read_arrays
+from .table import SUFFIXES, TableError
 
 NAMES = ("x", "y", "x_test", "y_test")
 
@@ -94,6 +94,6 @@ def arrays(entry: Entry) -> list[NDArray[Any]]:
 def _loaded(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays in a file, never with objects in them; a single one has no name."""
     try:
-        return read(path)
+        return read_arrays(path)
     except (OSError, ValueError) as error:
         raise TableError(f"{path} cannot be read as plain arrays ({error}).") from None

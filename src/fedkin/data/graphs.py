@@ -18,8 +18,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .. import arrays, reading, streams
+from ..base import streams
+from ..base.files import read_arrays
+from ..base.wording import did_you_mean, first_line
 from ..errors import FedkinError
+from . import table
 
 SUFFIXES = (".csv", ".tsv", ".npy", ".npz", ".graphml")
 EARTH = 6371.0088
@@ -194,7 +197,7 @@ def read(path: Path | str, names: Sequence[str]) -> Given:
     except GraphError as error:
         said = str(error)
         raise GraphError(said if said.startswith(path.name) else f"{path.name}: {said}") from None
-    except reading.TableError as error:
+    except table.TableError as error:
         raise GraphError(str(error)) from None
     except OSError as error:
         raise GraphError(f"{path} cannot be read: {error.strerror or error}.") from None
@@ -213,7 +216,7 @@ def in_order(names: Iterable[str]) -> list[str]:
 def _text(path: Path, names: Sequence[str]) -> Given:
     """A list of edges in two or three columns, with or without a header; or a matrix with names in its header and in
     its first column."""
-    records = [(line, [cell.strip() for cell in row]) for line, row in reading.records(path)]
+    records = [(line, [cell.strip() for cell in row]) for line, row in table.records(path)]
     (_, header), *rows = records
     for line, row in records:
         if len(row) != len(header):
@@ -224,7 +227,7 @@ def _text(path: Path, names: Sequence[str]) -> Given:
         return _text_matrix(path, header[1:], rows, names)
     if len(header) < 2:
         raise GraphError(f"{path.name} has one column; an edge needs two, or three with its weight.")
-    if set(header[:2]) <= set(names) and (len(header) == 2 or reading.number(header[2]) is not None):
+    if set(header[:2]) <= set(names) and (len(header) == 2 or table.number(header[2]) is not None):
         rows = records  # there is no header: the first line is an edge
     return _from_edges([(f"{path.name}, line {line}", row) for line, row in rows], names)
 
@@ -244,7 +247,7 @@ def _text_matrix(path: Path, header: list[str], rows: list[tuple[int, list[str]]
 def _arrays(path: Path, names: Sequence[str]) -> Given:
     """One array; or, of several, `graph`, and perhaps `names`."""
     try:
-        found = arrays.read(path)
+        found = read_arrays(path)
     except ValueError as error:
         _refuse_damaged(path, error)
     labels = found.pop("names", None)
@@ -470,7 +473,7 @@ def _labels(labels: Sequence[object], names: Sequence[str], what: str) -> list[s
 
 
 def _refuse_stranger(name: str, names: Sequence[str], place: str = "") -> NoReturn:
-    near = reading.nearest(name, names)
+    near = did_you_mean(name, names, 0.6)
     raise GraphError(f"{place}{name!r} in the graph is no client. {near}Clients are {_shown(in_order(names))}.")
 
 
@@ -485,7 +488,7 @@ def _weight(value: Any, place: str) -> float:
 
 
 def _refuse_damaged(path: Path, error: Exception) -> NoReturn:
-    why = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
+    why = first_line(error)
     raise GraphError(f"{path.name} is not a whole {path.suffix.lower()} file of a graph ({why}).") from None
 
 

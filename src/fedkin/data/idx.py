@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-import textwrap
 import zlib
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ..base.wording import first_line
 from .files import DataError
 
 SIDES = (28, 28)
@@ -51,8 +51,7 @@ def read(path: Path, dimensions: int) -> NDArray[np.uint8]:
 
 def damaged(path: Path, what: str, cause: Exception | None = None) -> DataError:
     """The error for a file that is not what it should be; `what` continues the sentence after its name."""
-    said = (str(cause).strip().splitlines() or [type(cause).__name__])[0].rstrip(".") if cause is not None else ""
-    reason = f" ({textwrap.shorten(said, 160, placeholder=' ...')})" if said else ""
+    reason = "" if cause is None else f" ({first_line(cause)})"
     return DataError(f"{path} {what}{reason}. Replace it by a sound copy; data.verify = true tells whether it is one.")
 
 

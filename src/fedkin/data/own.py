@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import FedkinError
-from ..federation import Federation
+from .federation import Federation
 from .source import Source
 
 DEFAULTS: dict[str, Any] = {"data": {"split": "natural"}}

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..reading import number
+from ..base.wording import first_line
 from . import pickles
 from .files import DataError, arrays
+from .table import number
 
 STEP_MINUTES = 5
 CUT_OFF = 0.1
@@ -105,7 +106,7 @@ def _from_hdf(path: Path) -> dict[str, NDArray[Any]]:
             found = {"speed": tables[0]["block0_values"][()], "ids": tables[0]["block0_items"][()]}
             times = np.asarray(tables[0]["axis1"][()])
     except OSError as error:
-        raise DataError(f"{path} cannot be read as an HDF file ({str(error).splitlines()[0]}).") from None
+        raise DataError(f"{path} cannot be read as an HDF file ({first_line(error)}).") from None
     except KeyError as error:
         raise DataError(f"{path} lacks {error}, which a table of pandas has.") from None
     return found | ({"times": times.astype("datetime64[ns]")} if times.dtype.kind == "i" else {})

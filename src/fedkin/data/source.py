@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..preprocessing import Preprocessing
+from .preprocessing import Preprocessing
 from .split import Group
 
 

@@ -14,12 +14,11 @@ import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
-from .. import federation
-from ..federation import Client, Federation
-from ..preprocessing import Scaled
-from ..task import LOSSES, METRICS, Task
-from . import windows
+from ..base.task import LOSSES, METRICS, Task
+from . import federation, windows
+from .federation import Client, Federation
 from .files import DataError
+from .preprocessing import Scaled
 from .roads import Roads
 
 OBSERVED = OUTPUTS = 12

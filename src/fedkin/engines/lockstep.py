@@ -14,12 +14,12 @@ from dataclasses import replace
 
 import torch
 
-from .. import machine
-from ..cohort import Cohort, Samples, SeveralRates
-from ..method import Method
-from ..optimisers import Local
-from ..runs import Checkpoint
-from ..state import State
+from ..base import machine
+from ..base.state import State
+from ..methods._method import Method
+from ..runs.checkpoint import Checkpoint
+from ..training.cohort import Cohort, Samples, SeveralRates
+from ..training.optimisers import Local
 from .simulation import Diverged, Interrupted, RanOut, Reply, Request, Simulation, advance, within_memory
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .. import streams
-from ..config import Participation
+from ..base import streams
+from ..runs.config import Participation
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..assembly import Assembly
-from ..cohort import Model, Predictor, all_outputs, evaluate, evaluate_all
-from ..outputs import CHOSEN, MOST_BYTES, Outputs
-from ..runs import Writer
-from ..weights import Layout
+from ..base.weights import Layout
+from ..evidence.outputs import CHOSEN, MOST_BYTES, Outputs
+from ..runs.folder import Writer
+from ..training.evaluation import Model, Predictor, all_outputs, evaluate, evaluate_all
+from .assembly import Assembly
 
 ENOUGH = 5
 """Validation samples from which on they decide which model a client gets."""

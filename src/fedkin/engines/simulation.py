@@ -12,20 +12,23 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from .. import machine, storage, streams
-from ..assembly import Assembly
-from ..cohort import Cohort, Model
+from ..base import machine, mapped_rows, streams
+from ..base.state import Memory, Message, State, Upload
+from ..base.wording import first_line
 from ..errors import FedkinError
-from ..federation import Problem
-from ..method import Method
-from ..optimisers import Optimiser
-from ..runs import Checkpoint, Writer
-from ..state import Memory, Message, State, Upload
-from ..summary import summarise
-from . import room
+from ..methods._method import Method
+from ..methods._problem import Problem
+from ..runs.checkpoint import Checkpoint
+from ..runs.folder import Writer
+from ..training.cohort import Cohort
+from ..training.evaluation import Model
+from ..training.optimisers import Optimiser
+from . import capacity
+from .assembly import Assembly
+from .capacity import OutOfMemory, Room
 from .participation import Attendance
-from .room import OutOfMemory, Room
 from .scores import HandOut, Scores
+from .summary import summarise
 
 
 class Interrupted(Exception):
@@ -85,7 +88,7 @@ def within_memory(compute: Callable[[], T]) -> T | RanOut:
     except Exception as error:
         if not machine.ran_out(error):
             raise
-        return RanOut(str(error).partition("\n")[0])
+        return RanOut(first_line(error))
 
 
 def advance(rounds: Requests[None], reply: list[Reply] | None = None) -> Request | None:
@@ -145,10 +148,10 @@ class Simulation:
         """Of the execution, as it was told."""
         self.room = Room(self.config.chunk, "as configured") if self.config.chunk else None
         """How many clients are trained at a time; None until the first training shows what one takes."""
-        self.threads = room.threads(assembly)
+        self.threads = capacity.threads(assembly)
         """CPU threads, and why."""
         self.peak = machine.Watermark(assembly.device)
-        self.shelf = storage.shelf_for(self.config.weights, writer.path, assembly.device)
+        self.shelf = mapped_rows.shelf_for(self.config.weights, writer.path, assembly.device)
 
     # ---- a run ----
 
@@ -371,7 +374,7 @@ class Simulation:
 
     def _room(self, clients: list[int], mail: Mail, round: int) -> Room:
         """How many of these train at a time, decided before the first training of a run."""
-        if room.plenty(self.a, len(self.a.problem) * self.beside):  # all are scored, whoever trains
+        if capacity.plenty(self.a, len(self.a.problem) * self.beside):  # all are scored, whoever trains
             return Room(len(self.a.problem), "memory is plenty")
 
         def one_step(count: int) -> Upload:
@@ -379,7 +382,7 @@ class Simulation:
             request.cohort.local = request.cohort.local.model_copy(update={"steps": 1})
             return request.method.train(request.cohort, request.message, request.memory, round)[0]
 
-        return room.measured(self.a, len(clients), one_step, self.beside)
+        return capacity.measured(self.a, len(clients), one_step, self.beside)
 
     def _fewer(self, clients: list[int], reply: RanOut) -> None:
         """Half as many from here on; nothing has changed, so these train again from where they stood."""
@@ -392,7 +395,7 @@ class Simulation:
                 f"that needs less (now {self.config.precision!r}), or a device with more memory (now "
                 f"{self.a.device.type!r})."
             )
-        self.room = room.half_of(len(clients))
+        self.room = capacity.half_of(len(clients))
         self.listener.on_warning(
             f"Memory ran out with {len(clients)} clients at a time; from here on there are {self.room.clients}."
         )
@@ -428,7 +431,7 @@ class Simulation:
         names: list[str] = []
         left = clients
         while left:
-            chunk = (self.room or room.reckoned(self.a)).first(left)
+            chunk = (self.room or capacity.reckoned(self.a)).first(left)
             models = within_memory(partial(self._scored, chunk, mail, round, hand_out))
             if isinstance(models, RanOut):
                 self._fewer(chunk, models)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import pkgutil
 
+from ..base.wording import did_you_mean
 from ..errors import FedkinError
-from ..method import Method
+from ._method import Method
 
 
 class UnknownMethod(FedkinError):
@@ -24,8 +24,7 @@ def find(name: str) -> type[Method]:
     if ":" in name:
         return _own(name)
     if name not in names():
-        near = difflib.get_close_matches(name.lower(), names(), 1, 0.4)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
+        hint = did_you_mean(name, names())
         raise UnknownMethod(f"There is no method {name!r}. {hint}Known are {', '.join(names())}.")
     module = importlib.import_module(f"{__name__}.{name}")
     for _, found in inspect.getmembers(module, inspect.isclass):

@@ -12,12 +12,12 @@ from pydantic import Field
 from torch import nn
 from torch.func import functional_call
 
-from .. import collaboration as co
-from .. import machine
-from ..hypernetworks import Written, drawn, scale
-from ..method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
-from ..optimisers import Optimiser
-from ..weights import Layout
+from ..base import machine
+from ..base.weights import Layout
+from ..maths import collaboration as co
+from ..maths.hypernetworks import Written, drawn, scale
+from ..training.optimisers import Optimiser
+from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
 
 FORECASTS = ("tpt48", "metr_la", "pems_bay")
 """Data sets on which plain SGD at the server is far too slow."""

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from ..cohort import Predictor
-from ..method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ..training.evaluation import Predictor
+from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
 
 
 class APFL(Method):

@@ -8,9 +8,9 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 
-from .. import collaboration as co
-from ..attention import FUNCTIONS, Attention
-from ..method import (
+from ..maths import collaboration as co
+from ..maths.attention import FUNCTIONS, Attention
+from ._method import (
     Cohort,
     Local,
     Memory,

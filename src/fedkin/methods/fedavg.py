@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ..collaboration import mix
-from ..method import Cohort, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ..maths.collaboration import mix
+from ._method import Cohort, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
 
 
 class FedAvg(Method):

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ..method import Cohort, Memory, Message, State, Upload
+from ._method import Cohort, Memory, Message, State, Upload
 from .fedavg import FedAvg
 
 

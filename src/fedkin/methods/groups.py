@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..collaboration import mix
-from ..method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ..maths.collaboration import mix
+from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
 
 
 class Groups(Method):

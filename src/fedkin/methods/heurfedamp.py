@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import collaboration as co
-from ..method import Local, Problem, Tensor
+from ..maths import collaboration as co
+from ._method import Local, Problem, Tensor
 from .fedamp import SPLITS, FedAMP
 
 # sigma by data set: (practical, iid, pathological); preprint, tables 2-4.

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ..hypernetworks import Generator, generator_loss
-from ..method import Tensor
+from ..maths.hypernetworks import Generator, generator_loss
+from ._method import Tensor
 from .panacea_gn import PanaceaGN
 
 

@@ -6,9 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ..hypernetworks import Generator, GraphHypernetwork, Normalisation
-from ..method import Local, Problem
+from ..maths.hypernetworks import Generator, GraphHypernetwork, Normalisation
 from ._hypernetwork import FORECASTS, Hypernetworked
+from ._method import Local, Problem
 
 
 class PanaceaGN(Hypernetworked):

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Literal
 import torch
 from pydantic import Field
 
-from ..execution import Batch
-from ..method import Cohort, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ..training.execution import Batch
+from ._method import Cohort, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
 
 STREAMS = ("train", "meta", "curvature")
 """Three independent sequences of mini-batches: D, D' and D'' of the paper."""

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 from torch import nn
 
-from ..hypernetworks import MLPHypernetwork
-from ..method import Local, Problem
-from ..weights import Layout
+from ..base.weights import Layout
+from ..maths.hypernetworks import MLPHypernetwork
 from ._hypernetwork import Hypernetworked
+from ._method import Local, Problem
 
 
 class PFedHN(Hypernetworked):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..method import Cohort, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
 
 
 class Separate(Method):

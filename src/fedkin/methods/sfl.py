@@ -8,8 +8,8 @@ import torch
 from pydantic import Field
 from torch.nn import functional as F
 
-from ..collaboration import mix, squared_distances
-from ..method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ..maths.collaboration import mix, squared_distances
+from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
 
 # SFL*, the learned graph: the values of the authors' code.
 DIMENSIONS, SHARPNESS, NEIGHBOURS, STEPS, RATE, SHARE = 40, 3.0, 30, 10, 0.01, 0.05

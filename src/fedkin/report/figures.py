@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fedkin import comparison, statistics
-from fedkin.comparison import Row, Run
-from fedkin.estimates import Estimate
-from fedkin.joining import Joining
-from fedkin.report import (
+from ..evidence import comparison
+from ..evidence.comparison import Row, Run
+from ..evidence.estimates import Estimate
+from ..evidence.worth_joining import Joining
+from ..maths import statistics
+from .words import (
     ANSWERS,
     BOX_FROM,
     GREY,

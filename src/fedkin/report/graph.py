@@ -14,9 +14,10 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from fedkin import comparison
-from fedkin.comparison import Run
-from fedkin.report import GREY, NAMED_UP_TO, PALETTE, figures, metric_name, plural, score_text
+from ..evidence import comparison
+from ..evidence.comparison import Run
+from . import figures
+from .words import GREY, NAMED_UP_TO, PALETTE, metric_name, plural, score_text
 
 MOST_CLIENTS, MOST_EDGES = 150, 3000
 """More than that is a ball of wool."""

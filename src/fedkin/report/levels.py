@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from fedkin import comparison, options
-from fedkin.config import Config
-from fedkin.levels import LevelRow, Levels, Sides, Span
-from fedkin.report import colours, figures, is_share, metric_name, page, plural, score_text
+from ..evidence import comparison
+from ..evidence.levels import LevelRow, Levels, Sides, Span
+from ..runs import options
+from ..runs.config import Config
+from . import figures, page
+from .words import colours, is_share, metric_name, plural, score_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -27,7 +29,7 @@ MOMENTS = {"last": "last round", "best": "best round"}
 
 def write_page(levels: Levels, path: Path) -> Path:
     """Write the page, self-contained as any other report."""
-    runs = levels.levels[0].results.runs
+    runs = levels.levels[0].runs
     parts = [_overview(levels)] if len(levels.settings) > 1 else []
     parts += [_setting(levels, setting) for setting in levels.settings]
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -78,7 +80,7 @@ def _points(line: Sequence[LevelRow], moment: str, side: str) -> tuple[list[Any]
 
 def picture(levels: Levels, panels: Sequence[Panel], moment: str) -> go.Figure:
     """Headline models' metric over settings, a panel each; the band spans the seeds. moment: `best` or `last`."""
-    runs = levels.levels[0].results.runs
+    runs = levels.levels[0].runs
     colour, symbols = colours(runs), _symbols(runs, figures.SYMBOLS)
     titles = [f"<b>{levels.sides(setting)[side]}</b>" for setting, side in panels] if _of_one(panels) else None
     figure = make_subplots(cols=len(panels), shared_yaxes=True, horizontal_spacing=0.035, subplot_titles=titles)
@@ -190,7 +192,7 @@ def _setting(levels: Levels, setting: str) -> str:
 
 def finding(levels: Levels, setting: str) -> str:
     """What became of those hit at the highest level, in a sentence: under the best method, and under the worst."""
-    runs = levels.levels[0].results.runs
+    runs = levels.levels[0].runs
     metric, name = runs[0].summary["metric"], levels.sides(setting)["hit"]
     level = next(row for row in reversed(levels.rows()) if row.setting == setting and row.last.hit).value
     here = [row for row in levels.rows() if row.setting == setting and row.value == level and row.headline]
@@ -213,13 +215,13 @@ def _leaf(setting: str) -> str:
 
 
 def _band(levels: Levels) -> str:
-    seeds = len(levels.levels[0].results.rows()[0].seeds)
+    seeds = len(levels.rows()[0].seeds)
     return f"The band spans the {seeds} seeds." if seeds > 1 else "There is one seed only, so no range is shown."
 
 
 def _table(levels: Levels, setting: str, side: str, moment: str) -> str:
     """A line for each `method:model`, a column for each level; the best contender of a column in bold."""
-    runs = levels.levels[0].results.runs
+    runs = levels.levels[0].runs
     metric, colour = runs[0].summary["metric"], colours(runs)
     here = [row for row in levels.rows() if row.setting == setting]
     values = list(dict.fromkeys(options.word(row.value) for row in here))
@@ -264,7 +266,7 @@ def write_figures(levels: Levels, folder: Path, formats: Sequence[str] = ("png",
     under which clients are hit all of them, those left alone and those hit, at the last round and the best."""
     import matplotlib
 
-    from fedkin.report import paper
+    from . import paper
 
     folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context():
@@ -284,9 +286,9 @@ def _print(levels: Levels, panels: Sequence[Panel], moments: Sequence[str]) -> F
     from matplotlib.figure import Figure
     from matplotlib.ticker import PercentFormatter
 
-    from fedkin.report import paper
+    from . import paper
 
-    runs = levels.levels[0].results.runs
+    runs = levels.levels[0].runs
     colour, markers, metric = colours(runs), _symbols(runs, paper.MARKERS), runs[0].summary["metric"]
     extent = (min(len(panels), 2) * paper.COLUMN, 0.6 + 1.9 * len(moments))
     figure = Figure(figsize=extent, layout="constrained")

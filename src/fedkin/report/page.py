@@ -15,21 +15,23 @@ from typing import Any
 
 import numpy as np
 
-from fedkin import comparison as compare
-from fedkin import references, statistics
-from fedkin.comparison import Pair, Row, Run
-from fedkin.estimates import Estimate
-from fedkin.joining import Joining, JoiningError, scorecard
-from fedkin.report import (
+from ..base.task import METRICS
+from ..evidence import comparison as compare
+from ..evidence import references
+from ..evidence.comparison import Pair, Row, Run
+from ..evidence.estimates import Estimate
+from ..evidence.worth_joining import Joining, JoiningError, scorecard
+from ..maths import statistics
+from . import figures, graph
+from .style import STYLE
+from .words import (
     caveats,
     checked_xi,
     colours,
     difference_text,
     estimate_text,
-    figures,
     finding,
     gain_text,
-    graph,
     joined,
     joining_sentence,
     joining_words,
@@ -40,8 +42,6 @@ from fedkin.report import (
     signed_text,
     xi_groups,
 )
-from fedkin.report.style import STYLE
-from fedkin.task import METRICS
 
 
 def write_page(

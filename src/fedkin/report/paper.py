@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from fedkin import comparison
-from fedkin.comparison import Row, Run
-from fedkin.joining import Joining
-from fedkin.report import (
+from ..evidence import comparison
+from ..evidence.comparison import Row, Run
+from ..evidence.worth_joining import Joining
+from .words import (
     ANSWERS,
     BOX_FROM,
     NAMED_UP_TO,

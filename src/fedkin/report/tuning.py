@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,16 +10,18 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from fedkin import options
-from fedkin.report import figures, is_share, metric_name, page, plural, score_text
-from fedkin.tuning import Trial, Tuned
+from ..evidence.grid import Trial, Tuned
+from ..runs import options
+from . import figures, page
+from .words import is_share, metric_name, plural, score_text
 
 
-def write_page(tuned: Tuned, path: Path) -> Path:
+def write_page(tuned: Tuned, path: Path, notes: Sequence[str] = ()) -> Path:
     """Write the page, self-contained as any other report."""
     summary = tuned.best.run.summary
     chips = [f"data: {summary['data']}", f"split: {summary['split']}", plural(len(tuned.trials), "point")]
-    body = "\n".join([_choice(tuned), page._section("Over the grid", _words(tuned), _figure(tuned)), _points(tuned)])
+    grid = page._section("Over the grid", _words(tuned), _figure(tuned))
+    body = "\n".join([_choice(tuned, notes), grid, _points(tuned)])
     path.parent.mkdir(parents=True, exist_ok=True)
     title = f"{summary['method']} tuned on {summary['data']} ({summary['split']})"
     path.write_text(page._page(title, chips, body), encoding="utf-8", newline="\n")
@@ -28,11 +31,11 @@ def write_page(tuned: Tuned, path: Path) -> Path:
 def landscape(tuned: Tuned) -> go.Figure:
     """Validation score over the grid: a heat map of two settings; of one, or of more than two, a panel for each, in
     which a value has the best score that was reached with it."""
-    return _heat_map(tuned) if len(tuned.plan.grid) == 2 else _panels(tuned)
+    return _heat_map(tuned) if len(tuned.grid) == 2 else _panels(tuned)
 
 
 def _heat_map(tuned: Tuned) -> go.Figure:
-    (down, rows), (across, columns) = tuned.plan.grid.items()
+    (down, rows), (across, columns) = tuned.grid.items()
     metric = tuned.best.run.summary["metric"]
     scores = np.array([_number(trial) for trial in tuned.trials]).reshape(len(rows), len(columns))
     figure = go.Figure()
@@ -59,11 +62,11 @@ def _heat_map(tuned: Tuned) -> go.Figure:
 
 
 def _panels(tuned: Tuned) -> go.Figure:
-    grid, summary = tuned.plan.grid, tuned.best.run.summary
+    grid, summary = tuned.grid, tuned.best.run.summary
     pick = np.nanmax if summary["higher_is_better"] else np.nanmin
     figure = make_subplots(rows=1, cols=len(grid), shared_yaxes=True, horizontal_spacing=0.04)
     for i, (name, values) in enumerate(grid.items(), 1):
-        reached = [[_number(t) for t in tuned.trials if t.point.values[name] == value] for value in values]
+        reached = [[_number(t) for t in tuned.trials if t.values[name] == value] for value in values]
         best = [pick(scores) if np.isfinite(scores).any() else np.nan for scores in map(np.array, reached)]
         chosen = [value == tuned.values[name] for value in values]
         figure.add_scatter(
@@ -87,7 +90,7 @@ def _panels(tuned: Tuned) -> go.Figure:
     return figure
 
 
-def _score_axis(summary: dict[str, Any]) -> dict[str, Any]:
+def _score_axis(summary: Mapping[str, Any]) -> dict[str, Any]:
     better = "higher is better" if summary["higher_is_better"] else "lower is better"
     axis = figures._axis(figures._plain(f"validation {metric_name(summary['metric'])} ({better})"))
     return axis | ({"tickformat": ".0%", "hoverformat": ".1%"} if is_share(summary["metric"]) else {})
@@ -97,18 +100,18 @@ def _number(trial: Trial) -> float:
     return np.nan if trial.validation is None else trial.validation
 
 
-def _choice(tuned: Tuned) -> str:
+def _choice(tuned: Tuned, notes: Sequence[str]) -> str:
     summary = tuned.best.run.summary
     values = ", ".join(f"{name} = {options.word(value)}" for name, value in tuned.values.items())
     score, test = score_text(tuned.best.validation, summary["metric"]), score_text(tuned.test, summary["metric"])
     more = f"Mean validation {metric_name(summary['metric'])} {score}; on test data, which had no say, {test}."
-    warned = "".join(f"<li>{page._e(sentence)}</li>" for sentence in tuned.at_the_edge())
+    warned = "".join(f"<li>{page._e(sentence)}</li>" for sentence in notes)
     listed = f'<ul class="caveats">{warned}</ul>' if warned else ""
     return f'<section class="finding"><p class="lead">{page._e(values)}</p><p>{page._e(more)}</p>{listed}</section>'
 
 
 def _words(tuned: Tuned) -> str:
-    if len(tuned.plan.grid) <= 2:
+    if len(tuned.grid) <= 2:
         return "The best mean over clients and rounds on validation data, for each point of the grid."
     return "For each value the best score that was reached with it, whatever the other settings were."
 
@@ -119,9 +122,9 @@ def _figure(tuned: Tuned) -> str:
 
 def _points(tuned: Tuned) -> str:
     summary = tuned.best.run.summary
-    heads, lines = [*tuned.plan.grid, "validation", "round", "test"], []
+    heads, lines = [*tuned.grid, "validation", "round", "test"], []
     for trial in tuned.trials:
-        first, *rest = map(options.word, trial.point.values.values())
+        first, *rest = map(options.word, trial.values.values())
         cells = [f"<td>{page._e(text)}</td>" for text in rest]
         cells.append(page._cell(score_text(trial.validation, summary["metric"]), trial.validation))
         cells.append(page._cell(round_text(trial), trial.round))

@@ -1,0 +1,64 @@
+"""Tables of settings held against their types: what is wrong is refused in a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from ..errors import FedkinError
+from .wording import did_you_mean
+
+Kind = TypeVar("Kind", bound=BaseModel)
+
+
+class ConfigError(FedkinError):
+    """A setting is wrong; the sentence says where, why, and what would be right."""
+
+
+def unknown_key(key: str, known: Iterable[str], also: Iterable[str] = ()) -> str:
+    """The sentence; `also` are further names that would be understood."""
+    known = list(known)
+    if not known:
+        return f"There is no setting {key!r}, nor any other here."
+    hint = did_you_mean(key, [*known, *also], 0.5).rstrip() or f"Known are {', '.join(known)}."
+    return f"There is no setting {key!r}. {hint}"
+
+
+def validated(model: type[Kind], values: Mapping[str, Any], where: str) -> Kind:
+    """The settings of a table by the name of `where`, checked."""
+    prefix = f"{where}." if where else ""
+    for key in values:
+        if key not in model.model_fields:
+            raise ConfigError(unknown_key(f"{prefix}{key}", [f"{prefix}{f}" for f in model.model_fields]))
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(_sentence(error, prefix)) from None
+
+
+def _sentence(error: ValidationError, prefix: str) -> str:
+    """The first fault as a sentence; alternatives of one setting are joined."""
+    faults = error.errors()
+    first = faults[0]
+    path = [str(p) for p in first["loc"]]
+    keys = []
+    for part in path:  # pydantic appends the branch of a union to the place: drop it
+        if part[:1].islower() and part.isidentifier() and part not in ("float", "int", "str", "bool", "list", "dict"):
+            keys.append(part)
+        else:
+            break
+    place = prefix + ".".join(keys)
+    same = [f for f in faults if [str(p) for p in f["loc"]][: len(keys)] == keys]
+    reasons = list(dict.fromkeys(_reason(f) for f in same))
+    given = first.get("input")
+    sentence = f"{place} = {given!r} cannot be: {' or '.join(reasons)}."
+    options = first.get("ctx", {}).get("expected", "") if first["type"] == "literal_error" else ""
+    words = [w.strip().strip("'") for w in options.replace(" or ", ",").split(",") if w.strip()]
+    return f"{sentence} {did_you_mean(str(given), words, 0.5)}".rstrip()
+
+
+def _reason(fault: Mapping[str, Any]) -> str:
+    message = str(fault["msg"])
+    return message[0].lower() + message[1:].removesuffix(".")

@@ -1,0 +1,333 @@
+"""What the terminal shows: tables, progress, and how Ctrl-C is answered."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column, Table
+
+from ..data import short
+from ..engines.assembly import Assembly
+from ..engines.capacity import threads
+from ..engines.simulation import Interrupted, Listener
+from ..evidence import comparison, references
+from ..evidence.estimates import Estimate
+from ..evidence.levels import Span
+from ..studies import compare
+from ..studies.run import Run
+from ..studies.tune import Tuned
+from ..studies.vary import Levels
+
+
+def _console(stderr: bool = False) -> Console:
+    """On a terminal as wide as that; elsewhere lines are not broken, and tables have room."""
+    if (sys.stderr if stderr else sys.stdout).isatty():
+        return Console(stderr=stderr)
+    return Console(stderr=stderr, soft_wrap=True, width=int(os.environ.get("COLUMNS", "120")))
+
+
+MOST_SILOS = 12
+"""Silos that a table in the terminal is made for."""
+COLOURS = {"yes": "green", "no": "red", "cannot tell": "dim"}
+
+out = _console()
+err = _console(stderr=True)
+
+
+def show_comparison(results: compare.Results) -> None:
+    """The table in the terminal; the same rows as in the report."""
+    from ..report.words import finding, metric_name, p_text, plural, score_text
+
+    rows = results.rows()
+    metric = results.runs[0].summary["metric"]
+    reference = next((r for r in rows if r.headline), rows[0])
+    pairs = {p: t for t in results.tests() for p in ((t.first, t.second), (t.second, t.first))}
+    count = len(reference.seeds)
+    better = "higher" if results.runs[0].summary["higher_is_better"] else "lower"
+    title = f"Best mean test {metric_name(metric)} over the rounds ({better} is better), {plural(count, 'seed')}"
+    table = Table(Column("method:model", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+    for head in ("mean", "worst\nclient", "±\nclients", "±\nseeds", "last", "validated", "p"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in rows:
+        test = pairs.get((reference.name, row.name))
+        table.add_row(
+            f"[bold]{row.name}[/]" if row.headline else row.name,
+            *(score_text(v, metric) for v in (row.bmta, row.worst, row.std_clients, row.std_seeds)),
+            *(score_text(v, metric) for v in (row.last, row.validated)),
+            p_text(test.p) if test else "",
+        )
+    out.print(table)
+    out.print(
+        "Headline models first (bold). The best round is picked on test data, which flatters every row alike; worst "
+        "client: of each seed, then the mean; "
+        "`validated` is picked on validation data. p: Wilcoxon's signed-rank test over clients against "
+        f"{reference.name}, two-sided, with Holm's correction.",
+        style="dim",
+        highlight=False,
+    )
+    show_references(results)
+    show_newcomers(results.runs)
+    for sentence in finding(results.runs):
+        out.print(sentence, highlight=False)
+    show_joining(results.runs)
+
+
+def show_references(results: compare.Results) -> None:
+    """The rows without federated learning, if any were asked for."""
+    from ..report.words import score_text
+
+    lines, metric = references.rows(results.references()), results.runs[0].summary["metric"]
+    if lines:
+        title = "For comparison, without federated learning"
+        table = Table(Column("row", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+        for head in ("mean", "worst\nclient", "±\nclients", "±\nseeds", "last"):
+            table.add_column(head, justify="right", no_wrap=True)
+        for row in lines:
+            values = (row.mean, row.worst, row.std_clients, row.std_seeds, row.last)
+            table.add_row(row.name, *(score_text(value, metric) for value in values))
+        out.print(table)
+
+
+def show_joining(runs: list[Run]) -> None:
+    """Whether it was worth joining: a table where silos are few, and what they come to."""
+    from ..report.words import (
+        estimate_text,
+        gain_text,
+        is_share,
+        joined,
+        joining_sentence,
+        joining_words,
+        metric_name,
+        score_text,
+    )
+
+    found = joined(runs)
+    if found is None:
+        return
+    if len(found.silos) <= MOST_SILOS:
+        title = f"Was it worth joining? Test {metric_name(found.metric)}{' in %' if is_share(found.metric) else ''}"
+        table = Table("silo", title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+        table.add_column("test\nsamples", justify="right")
+        plain = any(silo.common for silo in found.silos)
+
+        def told(score: Estimate | None) -> str:
+            """On a narrow terminal without its interval; the one of the gain is what matters."""
+            narrow = score_text(score.value if score else None, found.metric)
+            return narrow if out.width < 100 else estimate_text(score, found.metric)
+
+        for head in ("alone", *(["global"] if plain else []), found.method, "gain"):
+            table.add_column(head, justify="right")
+        table.add_column("worth joining?", no_wrap=True)
+        for silo in found.silos:
+            scores = (silo.alone, silo.common, silo.personal) if plain else (silo.alone, silo.personal)
+            table.add_row(
+                escape(silo.client),
+                f"{silo.samples:,}",
+                *(told(score).replace(" %", "") for score in scores),
+                gain_text(silo.gain, found.metric),
+                f"[{COLOURS[silo.answer]}]{silo.verdict.partition(':')[0]}[/]",
+            )
+        out.print(table)
+        out.print(joining_words(found), style="dim", highlight=False)
+    out.print(joining_sentence(found), style="bold", highlight=False)
+
+
+def show_newcomers(runs: list[Run]) -> None:
+    """What clients got that were held out of training, beside those that were not; deviations apart."""
+    from ..report.words import metric_name, score_text, signed_text
+
+    served = comparison.newcomers(runs)
+    if not served:
+        return
+    metric = runs[0].summary["metric"]
+    title = f"Newcomers: test {metric_name(metric)} beside known clients at the end"
+    table = Table(Column("method:model", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+    spreads = ("±\nclients", "±\nseeds")
+    for head in ("known\nclients", *spreads, "newcomers", *spreads, "difference"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for row in served:
+        cells = [
+            score_text(value, metric)
+            for each in (row.known, row.newcomers)
+            for value in ((each.mean, each.std_clients, each.std_seeds) if each else (None, None, None))
+        ]
+        name = f"[bold]{escape(row.name)}[/]" if row.headline else escape(row.name)
+        table.add_row(name, *cells, signed_text(row.difference, metric) or "–")
+    out.print(table)
+    first = next(run.summary for run in runs if run.summary.get("novel"))
+    names = first["novel"]["clients"]
+    who = f"{', '.join(names[:8])}{', …' if len(names) > 8 else ''}"
+    out.print(f"Held out of training, {len(names)} clients (seed {first['seed']}): {who}.", highlight=False)
+
+
+def show_run(finished: Run) -> None:
+    from ..report.words import score_text
+
+    summary = finished.summary
+    table = Table("model", "best mean", "round", "last", "validated", "± clients")
+    for name, m in summary["models"].items():
+        label = f"[bold]{name}[/]" if name == summary["headline"] else name
+        scores = [score_text(m[k], summary["metric"]) for k in ("bmta", "last", "validated", "std")]
+        at = str(m["bmta_round"]) if m["bmta_round"] <= summary["rounds"] else "final"
+        table.add_row(label, scores[0], at, *scores[1:])
+    out.print(table)
+    kin = summary["collaboration"]
+    if kin and kin["within_group"] is not None:
+        out.print(
+            f"Within the known groups: {kin['within_group']:.1%} of the attention; "
+            f"groups read off xi agree with adjusted Rand index {kin['adjusted_rand']:.2f}.",
+            highlight=False,
+        )
+    show_newcomers([finished])
+    out.print(f"Run: [bold]{finished.path}[/]   Report: fedkin report {finished.path}", soft_wrap=True)
+
+
+@contextmanager
+def bar() -> Iterator[Progress | None]:
+    """A progress bar on a terminal, None elsewhere."""
+    if not err.is_terminal:
+        yield None
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}"))
+    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=err, transient=True) as progress:
+        yield progress
+
+
+@contextmanager
+def listening(rounds: int, path: Path) -> Iterator[Listener]:
+    """A listener that shows the rounds: a bar on a terminal, plain lines elsewhere (about forty of them)."""
+    with interruptible() as stop, bar() as progress:
+        task = progress.add_task("rounds", total=rounds, note="") if progress else None
+        every = max(1, rounds // 40)
+
+        def on_start(ready: Assembly) -> None:
+            a, new = ready, len(ready.problem) - ready.problem.known
+            err.print(
+                f"{a.config.method} on {short(a.config.data.name)} ({a.config.data.split}), {a.problem.known} clients"
+                f"{f' and {new} newcomers' if new else ''}, "
+                f"{a.problem.layout.parameters:,} parameters, {a.device.type}; {a.execution.name}: {a.reason}"
+                f"{_on_threads(a)}{_unusual(a)}. "
+                f"Writing to {path}.",
+                highlight=False,
+            )
+
+        def on_round(record: dict[str, Any]) -> None:
+            means = {name: m["mean"] for name, m in record["models"].items()}
+            note = "  ".join(f"{name} {'–' if mean is None else f'{mean:#.4g}'}" for name, mean in means.items())
+            if progress and task is not None:
+                progress.update(task, completed=min(record["round"], rounds), note=note)
+            elif record["round"] % every == 0 or record.get("final"):
+                what = "final" if record.get("final") else f"round {record['round']}/{rounds}"
+                err.print(f"{what}  {note}  {record['seconds']:.2f} s", highlight=False)
+
+        try:
+            yield Listener(on_start, on_round, lambda sentence: err.print(sentence, style="yellow"), stop)
+        except Interrupted as error:
+            raise Interrupted(f"{error} Go on with `fedkin resume {path}`.") from None
+
+
+def _on_threads(ready: Assembly) -> str:
+    """Of a CPU the number of threads, as the rule has it."""
+    count = threads(ready)[0]
+    return f"; {count} {'thread' if count == 1 else 'threads'}" if ready.device.type == "cpu" else ""
+
+
+def _unusual(ready: Assembly) -> str:
+    """What is not as it is unless told otherwise."""
+    config = ready.config
+    words = [f"precision {config.precision}"] if config.precision != "float32" else []
+    words += [f"{config.chunk} clients at a time"] if config.chunk else []
+    words += ["weights on disk"] if config.weights == "disk" else []
+    return "".join(f"; {word}" for word in words)
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Inside, the first Ctrl-C asks to stop after the round; a second one stops at once."""
+    asked = False
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:  # said here, as typer turns a KeyboardInterrupt into a silent exit code 130
+            err.print("Stopped at once. The last checkpoint stays: `fedkin resume` goes on from it.")
+            raise KeyboardInterrupt
+        asked = True
+        err.print("\nStopping after this round and saving; once more stops at once (the last checkpoint stays).")
+
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        yield lambda: asked
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def show_tuned(tuned: Tuned) -> None:
+    """Every point of a grid with its validation score, and the test score of the chosen one alone."""
+    from ..report.tuning import round_text
+    from ..report.words import metric_name, score_text
+    from ..runs.options import word
+
+    metric = tuned.best.run.summary["metric"]
+    title = f"Best mean validation {metric_name(metric)} over the rounds"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+    for head in (*tuned.grid, "validation", "round", "test"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for trial in tuned.trials:
+        chosen = trial is tuned.best
+        values, test = map(word, trial.values.values()), score_text(tuned.test, metric) if chosen else ""
+        scores = score_text(trial.validation, metric), round_text(trial), test
+        table.add_row(*values, *scores, style="bold" if chosen else None)
+    out.print(table)
+    out.print("Chosen on validation data (bold); test data had no say.", style="dim", highlight=False)
+    for sentence in tuned.at_the_edge():
+        out.print(sentence, style="yellow", highlight=False)
+
+
+def show_levels(levels: Levels) -> None:
+    """For each setting a table: a line for each `method:model`, a column for each level.
+
+    Where clients are hit, a table each for all clients, those left alone and those hit, of headline models and of the
+    last round, as what lies do to a method shows at the end of its training.
+    """
+    from ..report.words import is_share, metric_name, score_text
+    from ..runs.options import word
+
+    metric = levels.levels[0].runs[0].summary["metric"]
+    unit = " in %" if is_share(metric) else ""
+
+    def told(first: Span | None, second: Span | None) -> str:
+        """On a narrow terminal without the second."""
+        texts = [score_text(span.mean, metric).removesuffix(" %") for span in (first, second) if span]
+        return " ".join([texts[0], *(f"({text})" for text in texts[1:] if out.width >= 100)]) if texts else "–"
+
+    for setting in levels.settings:
+        here, sides = [row for row in levels.rows() if row.setting == setting], levels.sides(setting)
+        hit = len(sides) > 1
+        values = list(dict.fromkeys(word(row.value) for row in here))
+        moments = "last round" if hit else "best round"
+        moments += f" (in brackets: {'best' if hit else 'last'} round)" if out.width >= 100 else ""
+        title = f"Mean test {metric_name(metric)}{unit} over {setting}, {moments}"
+        out.print(title, style="italic", highlight=False)
+        for side, name in sides.items():
+            table = Table(Column(name, no_wrap=True), box=SIMPLE_HEAD, padding=(0, 1))
+            for value in values:
+                table.add_column(value, justify="right")
+            for row in (r for r in here if word(r.value) == values[0] and (r.headline or not hit)):
+                own = [r for r in here if r.name == row.name]
+                best, last = ([getattr(getattr(r, moment), side) for r in own] for moment in ("best", "last"))
+                cells = map(told, *((last, best) if hit else (best, last)))
+                table.add_row(f"[bold]{row.name}[/]" if row.headline else row.name, *cells)
+            out.print(table)
+        if hit and any(not row.headline for row in here):
+            out.print("Headline models; the methods' other models are in the report.", style="dim", highlight=False)

@@ -1,0 +1,413 @@
+"""Who takes part, and with what data; and what of that everyone may know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset
+
+from ..base import streams
+from ..base.settings import validated
+from ..base.task import Task
+from ..errors import FedkinError
+from . import graphs
+from .preprocessing import Preprocessing, TableSettings
+
+Pair = tuple[Tensor, Tensor]
+
+
+class FederationError(FedkinError):
+    """The data cannot make a federation; the sentence says what is wrong, at which client, and what would be right."""
+
+
+@dataclass(frozen=True)
+class Seasons:
+    """Where in its cycle a sample's first target lies, 0 to period - 1; its further targets follow one by one.
+
+    `train` (n,) and `test` (n_test,), in the order of the samples.
+    """
+
+    period: int
+    train: Tensor
+    test: Tensor
+
+
+@dataclass(frozen=True)
+class Client:
+    """One silo: its own training, validation and test samples. `group` is known to the experimenter alone."""
+
+    name: str
+    train: Pair
+    test: Pair
+    validation: Pair | None = None
+    group: int | None = None
+    corrupted: bool = False
+    """Whether labels of its training data were made wrong on purpose, or it stays silent on purpose."""
+    silent: bool = False
+    """Whether it is served and scored, but never trains: an attacker whose gradient is nothing."""
+    preprocessing: Preprocessing | None = None
+    """How its samples were prepared, to be applied again at prediction."""
+    test_rows: Tensor | None = None
+    """(n_test,) the numbers of its test samples among all of its own, the same whatever the seed: who was tested. None
+    where that has no meaning, as samples are dealt to clients by the seed."""
+    seasons: Seasons | None = None
+    """Of windows cut from a series that has a cycle, such as the year: what climatology is about."""
+
+    @property
+    def samples(self) -> int:
+        """n_i: training samples, the validation part not counted."""
+        return len(self.train[1])
+
+    def __repr__(self) -> str:
+        """Without data: what is printed ends up in logs."""
+        return f"Client({self.name!r}, {self.samples} training and {len(self.test[1])} test samples)"
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Clients, sorted once by (-samples, name), so that those still training at a step are a prefix of the rows."""
+
+    name: str
+    clients: tuple[Client, ...]
+    task: Task
+    graph: Tensor | None = None
+    """(m, m) relation graph in the order of `clients`: symmetric, not negative, zeros on the diagonal; or None."""
+    split: str = "natural"
+    notes: tuple[str, ...] = ()
+    """What is not wrong but may surprise, in sentences; told before a run."""
+
+    def __post_init__(self) -> None:
+        if not self.clients:
+            raise FederationError("A federation needs at least one client; none was given.")
+        names = [c.name for c in self.clients]
+        twice = sorted({n for n in names if names.count(n) > 1})
+        if twice:
+            raise FederationError(f"Clients must have different names; {', '.join(twice)} occurs more than once.")
+        for client in self.clients:
+            _check(client, self.task)
+        if self.graph is not None:
+            graph, told = graphs.checked(self.graph, names)
+            object.__setattr__(self, "graph", graph)
+            object.__setattr__(self, "notes", (*self.notes, *told))
+        order = sorted(range(len(names)), key=lambda i: (-self.clients[i].samples, names[i]))
+        if order != list(range(len(names))):
+            object.__setattr__(self, "clients", tuple(self.clients[i] for i in order))
+            if self.graph is not None:
+                object.__setattr__(self, "graph", self.graph[order][:, order])
+
+    def __len__(self) -> int:
+        return len(self.clients)
+
+    def __repr__(self) -> str:
+        task = self.task
+        return f"Federation({self.name!r}, {len(self)} clients, {task.kind}, {task.inputs} -> {task.outputs})"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(c.name for c in self.clients)
+
+    @property
+    def groups(self) -> Tensor | None:
+        """(m,) known groups, or None where any client's is unknown."""
+        known = [c.group for c in self.clients]
+        return None if any(g is None for g in known) else torch.tensor(known)
+
+    @staticmethod
+    def from_arrays(
+        clients: Mapping[str, Sequence[object]],
+        task: Task | Literal["classification", "regression"] | None = None,
+        *,
+        test_fraction: float = 0.25,
+        groups: Mapping[str, int] | None = None,
+        graph: Any = None,
+        name: str = "arrays",
+        seed: int = 0,
+    ) -> Federation:
+        """A federation from arrays: {name: (x, y)} or {name: (x_train, y_train, x_test, y_test)}.
+
+        With (x, y) a share of each client's samples, `test_fraction`, is set aside for testing. Without a task, whole
+        numbers as targets mean classification, anything else regression; say task="regression" for counts. Inputs
+        become floating-point numbers; where they have to stay whole (numbers of words), build `Client`s. `graph`: see
+        `with_graph`; a matrix without names is in the order of `clients`.
+        """
+        if not 0 < test_fraction < 1:
+            raise FederationError(f"test_fraction is {test_fraction}, but has to lie between 0 and 1, both excluded.")
+        strangers = sorted(set(groups or {}) - set(clients))
+        if strangers:
+            raise FederationError(f"`groups` names {', '.join(strangers)}, of whom there are no arrays.")
+        built = []
+        for client, arrays in clients.items():
+            parts = [_tensor(a, client) for a in arrays]
+            if len(parts) not in (2, 4):
+                raise FederationError(
+                    f"Client {client!r} has {len(parts)} arrays; give (x, y) or four, with test data."
+                )
+            for a, b in zip(parts[::2], parts[1::2], strict=True):
+                if len(a) != len(b):
+                    raise FederationError(f"Client {client!r} has {len(a)} samples but {len(b)} targets.")
+            if len(parts) == 2:
+                x, y = parts
+                if len(y) == 1:
+                    raise FederationError(
+                        f"Client {client!r} has one sample; with (x, y) it needs two at least, one of them to test on."
+                    )
+                rest, held = test_part(len(y), test_fraction, seed, client)
+                parts = [x[rest], y[rest], x[held], y[held]]
+            else:
+                held = torch.arange(len(parts[3]))
+            x, x_test = (p if p.is_floating_point() else p.float() for p in parts[::2])
+            y, y_test = (_target(p, task) for p in parts[1::2])
+            group = (groups or {}).get(client)
+            built.append(Client(client, (x, y), (x_test, y_test), group=group, test_rows=held))
+        if not built:
+            raise FederationError("A federation needs at least one client; none was given.")
+        found = Federation(name, tuple(built), task if isinstance(task, Task) else _guessed(built))
+        return found if graph is None else found.with_graph(graph, order=list(clients))
+
+    @staticmethod
+    def from_datasets(
+        clients: Mapping[str, object],
+        task: Task | Literal["classification", "regression"] | None = None,
+        **more: Any,
+    ) -> Federation:
+        """A federation from torch datasets: {name: dataset} or {name: (training set, test set)}; see `from_arrays`.
+
+        A dataset has a length and gives (x, y); it is read once, so transforms that draw by lot draw once.
+        """
+        arrays = {}
+        for client, given in clients.items():
+            both = list(given) if isinstance(given, tuple | list) else [given]
+            if len(both) > 2:
+                raise FederationError(f"Client {client!r} has {len(both)} datasets; give one, or training and test.")
+            arrays[client] = [tensor for dataset in both for tensor in _samples(dataset, client)]
+        return Federation.from_arrays(arrays, task, **{"name": "datasets", **more})
+
+    @staticmethod
+    def from_table(
+        table: Any,
+        client: str,
+        target: str,
+        *,
+        test: Any = None,
+        test_fraction: float = 0.25,
+        validation: float = 0.1,
+        seed: int = 0,
+        name: str | None = None,
+        graph: Any = None,
+        **settings: Any,
+    ) -> Federation:
+        """A federation from a table: a pandas or polars frame, or the path of a CSV, TSV or Parquet file.
+
+        A client for each value of the column `client`. Test rows are those of the table `test`, or a share of each
+        client's. Further settings are those of `fedkin settings` under `table`: `categorical=["sex"]`,
+        `missing=["?"]`, `statistics="own"`. `graph`: see `with_graph`; a matrix without names is in the order of the
+        clients' names.
+        """
+        from . import from_tables
+
+        chosen = _table_settings(client=client, target=target, **settings)
+        parts = {"test": test, "test_fraction": test_fraction, "validation": validation}
+        found = from_tables.from_table(table, chosen, **parts, seed=seed, name=name)
+        return found if graph is None else found._with_graph_by_name(graph)
+
+    @staticmethod
+    def from_folder(
+        path: Path | str,
+        target: str | None = None,
+        *,
+        test_fraction: float = 0.25,
+        validation: float = 0.1,
+        seed: int = 0,
+        name: str | None = None,
+        graph: Any = None,
+        **settings: Any,
+    ) -> Federation:
+        """A federation from a folder with a file or a sub-folder for each client, named after it.
+
+        `north.csv` (or .tsv, .parquet), `north/train.csv` with `north/test.csv`, `north.npz`, or `north/x.npy` with
+        `north/y.npy`. For tables name the `target`; further settings, and `graph`, as for `from_table`.
+        """
+        from . import from_tables
+
+        chosen = _table_settings(target=target, **settings)
+        parts = {"test_fraction": test_fraction, "validation": validation}
+        found = from_tables.from_folder(path, chosen, **parts, seed=seed, name=name)
+        return found if graph is None else found._with_graph_by_name(graph)
+
+    def with_graph(self, graph: Any, order: Sequence[str] | None = None) -> Federation:
+        """The same clients with another relation graph, or, with None, without one.
+
+        A matrix (its rows in `order`, by default that of `names`), a list of edges (client, client, weight),
+        {client: {client: weight}}, a networkx graph, a pandas frame with names, or the path of a .csv, .tsv, .npy, .npz
+        or .graphml file. What is not symmetric is made so, with a note.
+        """
+
+        if graph is None:
+            return replace(self, graph=None)
+        names = list(self.names if order is None else order)
+        found, told = graphs.of(graph, names)
+        sorted_, _ = graphs.from_matrix(found, self.names, labels=names)
+        return replace(self, graph=sorted_, notes=(*self.notes, *told))
+
+    def _with_graph_by_name(self, graph: Any) -> Federation:
+        """Nobody knows the order of rows before tables are read: that of names is the one to agree on."""
+
+        return self.with_graph(graph, order=graphs.in_order(self.names))
+
+    def with_validation(self, share: float, seed: int) -> Federation:
+        """Sets aside round(share * n) training samples of each client, at least one if n >= 5, else none.
+
+        A client that brought validation data of its own keeps it.
+        """
+        if share == 0:
+            return self
+        clients = []
+        for client in self.clients:
+            if client.validation is not None:
+                clients.append(client)
+                continue
+            x, y = client.train
+            rest, held = validation_part(len(y), share, seed, client.name)
+            seasons = client.seasons and replace(client.seasons, train=client.seasons.train[rest])
+            clients.append(replace(client, train=(x[rest], y[rest]), validation=(x[held], y[held]), seasons=seasons))
+        return replace(self, clients=tuple(clients))
+
+    def without(self, names: Sequence[str]) -> tuple[Federation, Federation]:
+        """Two federations: the clients not named (with the induced graph), and all, the named ones appended last."""
+        held = set(names)
+        keep = [i for i, n in enumerate(self.names) if n not in held]
+        rest = [i for i, n in enumerate(self.names) if n in held]
+        if not keep:
+            raise FederationError("Every client would be held out as a newcomer; at least one has to train.")
+        order = keep + rest
+        known = replace(
+            self,
+            clients=tuple(self.clients[i] for i in keep),
+            graph=None if self.graph is None else self.graph[keep][:, keep],
+        )
+        everyone = replace(known)
+        object.__setattr__(everyone, "clients", tuple(self.clients[i] for i in order))
+        object.__setattr__(everyone, "graph", None if self.graph is None else self.graph[order][:, order])
+        return known, everyone
+
+
+def test_part(n: int, share: float, seed: int, client: str) -> tuple[Tensor, Tensor]:
+    """Which of a client's n >= 2 samples to train on, and which to test on: round(share * n), at least one of each."""
+    order = torch.randperm(n, generator=streams.generator(seed, client, 0, "test part"))
+    held = min(max(1, round(share * n)), n - 1)
+    return order[held:], order[:held]
+
+
+def validation_part(n: int, share: float, seed: int, client: str) -> tuple[Tensor, Tensor]:
+    """Which of a client's n training samples to train on, and which to keep: round(share * n), at least one if n >= 5,
+    else none."""
+    held = min(max(1, round(share * n)), n - 1) if n >= 5 and share else 0
+    order = torch.randperm(n, generator=streams.generator(seed, client, 0, "validation part"))
+    return order[held:].sort().values, order[:held].sort().values
+
+
+def _table_settings(**settings: Any) -> TableSettings:
+    """As in a configuration, with its sentences where something is wrong."""
+    return validated(TableSettings, settings, "table")
+
+
+def _samples(dataset: Any, client: str) -> tuple[Tensor, Tensor]:
+    """All of a dataset's inputs, and all of its targets."""
+    where = f"Client {client!r}, dataset {type(dataset).__name__}"
+    if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
+        return dataset.tensors[0], dataset.tensors[1]
+    if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+        raise FederationError(f"{where}: it has no length, or no samples by number; collect its samples first.")
+    inputs, targets = list[Tensor](), list[Tensor]()
+    for i in range(len(dataset)):
+        item = dataset[i]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise FederationError(f"{where}: sample {i} is not a pair (x, y), but a {type(item).__name__}.")
+        x, y = (_number(part, f"{where}, sample {i}") for part in item)
+        if inputs and (x.shape, y.shape) != (inputs[0].shape, targets[0].shape):
+            raise FederationError(
+                f"{where}: sample {i} has the shapes {tuple(x.shape)} and {tuple(y.shape)}, the first has "
+                f"{tuple(inputs[0].shape)} and {tuple(targets[0].shape)}. All have to be alike."
+            )
+        inputs.append(x)
+        targets.append(y)
+    if not inputs:
+        raise FederationError(f"{where}: it has no samples.")
+    return torch.stack(inputs), torch.stack(targets)
+
+
+def _number(value: object, where: str) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise FederationError(
+            f"{where} holds a {type(value).__name__}, which is no number or array; let a transform make it one."
+        ) from None
+
+
+def _tensor(array: object, client: str) -> Tensor:
+    try:
+        tensor = torch.as_tensor(array.detach().cpu() if isinstance(array, Tensor) else np.asarray(array))
+    except (TypeError, ValueError):
+        tensor = torch.empty(())
+    if tensor.ndim == 0:
+        raise FederationError(
+            f"Client {client!r}: give arrays of numbers, with a row for each sample; classes as numbers from 0 on."
+        )
+    return tensor
+
+
+def _target(y: Tensor, task: Task | str | None) -> Tensor:
+    """Targets as floating-point numbers or as int64 classes, whichever they are or the task wants."""
+    if task == "regression" or (isinstance(task, Task) and task.kind == "regression"):
+        return y if y.is_floating_point() else y.float()
+    whole = not y.is_floating_point() or (task == "classification" and bool((y == y.round()).all()))
+    return y.long() if whole else y
+
+
+def _guessed(clients: Sequence[Client]) -> Task:
+    inputs = tuple(clients[0].train[0].shape[1:])
+    if clients[0].train[1].is_floating_point():
+        shape = clients[0].train[1].shape[1:]
+        return Task.regression(inputs, int(np.prod(shape)) if shape else 1)
+    top = max((int(y.max()) for c in clients for _, y in (c.train, c.test) if len(y)), default=0)
+    return Task.classification(inputs, max(top, 0) + 1)
+
+
+def _check(client: Client, task: Task) -> None:
+    """Raises a sentence if a client's data cannot be used for the task."""
+    rows, tests = client.test_rows, len(client.test[1])
+    if rows is not None and (rows.shape != (tests,) or rows.is_floating_point() or len(set(rows.tolist())) < tests):
+        raise FederationError(
+            f"Client {client.name!r}: test_rows should be {tests} different whole numbers, one for each test sample."
+        )
+    for part, pair in (("training", client.train), ("test", client.test), ("validation", client.validation)):
+        if pair is None:
+            continue
+        x, y = pair
+        where = f"Client {client.name!r}, {part} data"
+        if len(x) != len(y):
+            raise FederationError(f"{where}: {len(x)} samples but {len(y)} targets.")
+        if len(y) == 0 and part != "validation":
+            raise FederationError(f"{where}: there is no sample; every client needs at least one.")
+        if tuple(x.shape[1:]) != task.inputs:
+            raise FederationError(f"{where}: a sample has shape {tuple(x.shape[1:])}, the task expects {task.inputs}.")
+        if x.is_floating_point() and not torch.isfinite(x).all():
+            raise FederationError(f"{where}: there are NaN or infinite inputs; fill or remove them first.")
+        if task.kind == "classification":
+            if y.is_floating_point() or y.ndim != 1:
+                raise FederationError(f"{where}: classes must be whole numbers, one a sample.")
+            if len(y) and not 0 <= int(y.min()) <= int(y.max()) < task.outputs:
+                raise FederationError(
+                    f"{where}: labels run from {int(y.min())} to {int(y.max())}, "
+                    f"the task has classes 0 to {task.outputs - 1}."
+                )
+        elif not y.is_floating_point() or y.isinf().any() or (y.isnan().any() and not task.loss.masks):
+            gaps = " (or NaN where missing, with the loss masked_mse)" if y.is_floating_point() else ""
+            raise FederationError(f"{where}: targets of a regression must be finite floating-point numbers{gaps}.")

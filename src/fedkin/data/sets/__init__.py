@@ -1,0 +1,1 @@
+"""A file a data set: `digits.py` is data set `digits`."""

@@ -1,0 +1,410 @@
+"""Tables as people have them: CSV, TSV and Parquet files, pandas and polars frames, columns or rows in Python.
+
+A table is read into columns of plain cells; what a cell means (a number, a category, nothing) is asked of it later, by
+the same functions for training and for prediction. Nothing that is opened here can run code.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import numbers as kinds
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import cache, partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..base.wording import did_you_mean
+from ..errors import FedkinError
+
+SUFFIXES = (".csv", ".tsv", ".parquet")
+Mark = str | float
+"""What stands for a missing value: a text, or a number however it is written."""
+Numbers = NDArray[np.float64]
+Cells = Numbers | list[Any]
+"""A column: float64 with NaN where a value is missing, or a list of texts, truths, numbers and None."""
+
+
+class TableError(FedkinError):
+    """A table cannot be used; the sentence says where, why, and what would be right."""
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """Columns of equal length, each read when it is asked for: `table["age"]`; so what nobody needs may be anything.
+
+    `where(i)` tells a person which row i is, as 'patients.csv, line 17'.
+    """
+
+    name: str
+    columns: Mapping[str, Callable[[], Cells]]
+    rows: int
+    where: Callable[[int], str]
+
+    def __len__(self) -> int:
+        return self.rows
+
+    def __getitem__(self, column: str) -> Cells:
+        return self.columns[column]()
+
+
+def read(rows: Any, place: str = "the table") -> Table:
+    """A table from a file's path, a pandas, polars or Arrow table, a dict of columns, or a list of dicts, one a row.
+
+    `place` is what errors call a table that is not a file.
+    """
+    if isinstance(rows, Table):
+        return rows
+    if isinstance(rows, str | Path):
+        return _file(Path(rows).expanduser())
+    libraries = {kind.__module__.partition(".")[0] for kind in type(rows).__mro__}
+    if "pandas" in libraries and hasattr(rows, "iloc") and hasattr(rows, "columns"):
+        names = [str(name) for name in rows.columns]
+        return _frame(names, [partial(_pandas, rows.iloc[:, i]) for i in range(len(names))], len(rows), place)
+    if "polars" in libraries and hasattr(rows, "get_columns"):
+        return _frame(
+            list(rows.columns), [partial(_arrow, series.to_arrow()) for series in rows.get_columns()], len(rows), place
+        )
+    if "pyarrow" in libraries and hasattr(rows, "column_names"):
+        return _frame(rows.column_names, [partial(_arrow, column) for column in rows.columns], len(rows), place)
+    if isinstance(rows, Mapping):
+        return _columns(rows, place)
+    if isinstance(rows, list | tuple) and all(isinstance(row, Mapping) for row in rows):
+        return _records(rows, place)
+    raise TableError(
+        f"A {type(rows).__name__} is not a table. Give the path of a {', '.join(SUFFIXES)} file, a pandas or polars "
+        "frame, a dict of columns, or a list of dicts with a row each."
+    )
+
+
+def joined(name: str, tables: Sequence[Table], ignore: Iterable[str] = ()) -> Table:
+    """Tables below one another; all need the same columns, but for those ignored, in any order."""
+    first, left_out = tables[0], set(ignore)
+    wanted = [column for column in first.columns if column not in left_out]
+    for table in tables[1:]:
+        for has, lacks in ((first, table), (table, first)):
+            for column in has.columns:
+                if column not in left_out and column not in lacks.columns:
+                    hint = did_you_mean(column, lacks.columns, 0.6)
+                    raise TableError(
+                        f"{lacks.name} has no column {column!r}, which {has.name} has. {hint}"
+                        "All need the same columns, but for those in table.ignore."
+                    )
+    places = [(table, i) for table in tables for i in range(len(table))]
+
+    def where(row: int) -> str:
+        table, i = places[row]
+        return table.where(i)
+
+    return Table(name, {c: cache(partial(_below, tables, c)) for c in wanted}, len(places), where)
+
+
+def _below(tables: Sequence[Table], column: str) -> Cells:
+    parts = [table[column] for table in tables]
+    if all(isinstance(cells, np.ndarray) for cells in parts):
+        return np.concatenate(parts)
+    return [None if c is None or c != c else c for cells in parts for c in cells]
+
+
+# ---- what cells mean ----
+
+
+class Marks:
+    """What stands for a missing value in a column."""
+
+    def __init__(self, marks: Iterable[Mark]) -> None:
+        given = list(marks)
+        self.texts = {mark.strip() for mark in given if isinstance(mark, str)}
+        values = (number(mark) if isinstance(mark, str) else float(mark) for mark in given)
+        self.numbers = {value for value in values if value is not None}
+
+    def __contains__(self, cell: object) -> bool:
+        if isinstance(cell, str):
+            return cell in self.texts or (bool(self.numbers) and number(cell) in self.numbers)
+        return isinstance(cell, float) and cell in self.numbers
+
+
+def number(text: str) -> float | None:
+    """The finite number that a text is, or None."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and "_" not in text else None
+
+
+def values(table: Table, column: str, missing: Sequence[Mark] = ()) -> Cells:
+    """float64 with NaN as missing where all cells are numbers; else numbers, texts and truths, with None as missing."""
+    cells, marks = table[column], Marks(missing)
+    if isinstance(cells, np.ndarray):
+        if np.isinf(cells).any():
+            _refuse_infinity(table, column, int(np.isinf(cells).argmax()))
+        return np.where(np.isin(cells, list(marks.numbers)), np.nan, cells)
+    found: list[Any] = []
+    for i, cell in enumerate(cells):
+        if isinstance(cell, float) and math.isinf(cell):
+            _refuse_infinity(table, column, i)
+        if isinstance(cell, str):
+            as_number = number(cell)
+            found.append(None if cell in marks else cell if as_number is None else as_number)
+        else:
+            found.append(None if cell in marks else cell)
+    if all(value is None or isinstance(value, float) for value in found):
+        return np.array([np.nan if value is None else value for value in found])
+    return found
+
+
+def numbers(table: Table, column: str, missing: Sequence[Mark] = ()) -> Numbers:
+    """(n,) the numbers of a column that was one of numbers in training; NaN where missing."""
+    found = values(table, column, missing)
+    if isinstance(found, np.ndarray):
+        return found
+    at = next(i for i, value in enumerate(found) if value is not None and not isinstance(value, float))
+    raise TableError(
+        f"{table.where(at)}: column {column!r} is {found[at]!r}, but it was a column of numbers in training. "
+        "Leave a cell empty where a value is missing."
+    )
+
+
+def categories(table: Table, column: str, missing: Sequence[Mark] = ()) -> list[str | None]:
+    """(n,) the names of a column's categories; None where missing."""
+    marks = Marks(missing)
+    found: list[str | None] = []
+    for i, cell in enumerate(table[column]):
+        if cell is None or cell != cell or cell in marks:
+            found.append(None)
+            continue
+        if isinstance(cell, float) and math.isinf(cell):
+            _refuse_infinity(table, column, i)
+        if isinstance(cell, str) and cell.lower() == "nan":
+            raise TableError(
+                f"{table.where(i)}: column {column!r} is {cell!r}. If that means missing, add {cell!r} to what stands "
+                "for a gap: table.missing (--missing)."
+            )
+        found.append(category(cell))
+    return found
+
+
+def category(cell: str | float | bool) -> str:
+    """The name of a category, however it is written: 1, 1.0 and '1' are one, True and 'true' too; '01' is another."""
+    if isinstance(cell, str):
+        value = None if re.match(r"[+-]?0\d", cell) else number(cell)
+        if value is None:
+            return cell.lower() if cell.lower() in ("true", "false") else cell
+        cell = value
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    return str(int(cell)) if cell.is_integer() else repr(float(cell))
+
+
+def _refuse_infinity(table: Table, column: str, row: int) -> NoReturn:
+    raise TableError(f"{table.where(row)}: column {column!r} is infinite. Correct it, or remove it if it is missing.")
+
+
+# ---- files ----
+
+
+def _file(path: Path) -> Table:
+    if path.suffix.lower() not in SUFFIXES:
+        raise TableError(f"{path} is not a table: {', '.join(SUFFIXES)} files are read. Save it as one of these.")
+    if path.is_dir():
+        raise TableError(f"{path} is a folder, not a table.")
+    try:
+        return _parquet(path) if path.suffix.lower() == ".parquet" else _text(path)
+    except FileNotFoundError:
+        raise TableError(f"There is no file {path}.") from None
+    except OSError as error:
+        raise TableError(f"{path} cannot be read: {error.strerror or error}.") from None
+
+
+def _text(path: Path) -> Table:
+    """CSV and TSV. A CSV whose header has semicolons and no comma is read by those."""
+    header, *rest = records(path)
+    lines, rows = [line for line, _ in rest], [row for _, row in rest]
+    names = _refuse_bad_names([name.strip() for name in header[1]], path.name)
+    for line, row in rest:
+        if len(row) != len(names):
+            raise TableError(
+                f"{path.name}, line {line} has {_count(len(row), 'cell')}, but the header names "
+                f"{_count(len(names), 'column')}."
+            )
+
+    def cells(column: Sequence[str]) -> Cells:
+        return [cell.strip() or None for cell in column]
+
+    columns = {n: cache(partial(cells, column)) for n, column in zip(names, zip(*rows, strict=True), strict=True)}
+    return Table(path.name, columns, len(rows), lambda i: f"{path.name}, line {lines[i]}")
+
+
+def records(path: Path) -> list[tuple[int, list[str]]]:
+    """The rows of a CSV or TSV file, the header first, each with the line in which it begins."""
+    return _cut(path, _decoded(path))
+
+
+def _decoded(path: Path) -> str:
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise TableError(
+            f"{path.name}, line {line} is not UTF-8 text (byte {content[error.start]:#04x}). "
+            "Save the file as CSV in UTF-8."
+        ) from None
+
+
+def _cut(path: Path, text: str) -> list[tuple[int, list[str]]]:
+    """Records with the lines in which they begin, the header first; empty lines are passed over."""
+    first = text.lstrip().partition("\n")[0]
+    comma = "\t" if path.suffix.lower() == ".tsv" else ";" if ";" in first and "," not in first else ","
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=comma, strict=True)
+    records, begun = [], 1
+    try:
+        for row in reader:
+            if row:
+                records.append((begun, row))
+            begun = reader.line_num + 1
+    except csv.Error as error:
+        raise TableError(
+            f"{path.name}: the row that begins in line {begun} cannot be read ({error}); "
+            "perhaps a quotation mark is never closed."
+        ) from None
+    if not records:
+        raise TableError(f"{path.name} is empty.")
+    if len(records) == 1:
+        raise TableError(f"{path.name} has a header but no rows.")
+    return records
+
+
+def _parquet(path: Path) -> Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pq.ParquetFile(path) as file:
+            found = file.read()
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise TableError(f"{path.name} is not a whole Parquet file ({str(error).strip().rstrip('.')}).") from None
+    # pandas writes the labels of rows as a column of this name; they are no measurement.
+    kept = [i for i, name in enumerate(found.column_names) if not re.fullmatch(r"__index_level_\d+__", name)]
+    return _frame(
+        [found.column_names[i] for i in kept], [partial(_arrow, found.column(i)) for i in kept], len(found), path.name
+    )
+
+
+# ---- frames, columns and rows ----
+
+Reader = Callable[[Callable[[int], str], str], Cells]
+"""(where, name) -> the cells of a column."""
+
+
+def _frame(names: Sequence[str], readers: Sequence[Reader], rows: int, place: str) -> Table:
+    def where(row: int) -> str:
+        return f"{place}, row {row} (the first is 0)"
+
+    if rows == 0:
+        raise TableError(f"{place[0].upper()}{place[1:]} has no rows.")
+    names = _refuse_bad_names(list(names), place)
+    columns = {n: cache(partial(reader, where, n)) for n, reader in zip(names, readers, strict=True)}
+    return Table(place, columns, rows, where)
+
+
+def _pandas(series: Any, where: Callable[[int], str], name: str) -> Cells:
+    kind = series.dtype.kind
+    if kind in "iuf":
+        return np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
+    if kind in "mM":
+        _refuse_type(name, str(series.dtype))
+    return _plain(series.astype(object).tolist(), where, name)
+
+
+def _arrow(column: Any, where: Callable[[int], str], name: str) -> Cells:
+    import pyarrow as pa
+    from pyarrow import types
+
+    kind = column.type
+    if types.is_dictionary(kind):
+        column, kind = column.cast(kind.value_type), kind.value_type
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
+        return np.array(column.cast(pa.float64(), safe=False), dtype=np.float64)
+    if not types.is_boolean(kind) and str(kind) not in ("string", "large_string", "string_view"):
+        _refuse_type(name, str(kind))
+    return _plain(column.to_pylist(), where, name)
+
+
+def _columns(columns: Mapping[Any, Any], place: str) -> Table:
+    """From {name: values}, or one row as {name: value}."""
+    single = all(isinstance(v, str | bytes) or not hasattr(v, "__len__") or np.ndim(v) == 0 for v in columns.values())
+    lists = {str(name): [v] if single else v for name, v in columns.items()}
+    lengths = {len(v) for v in lists.values()}
+    if len(lengths) > 1:
+        raise TableError(
+            "The columns are of different lengths: " + ", ".join(f"{n} {len(v)}" for n, v in lists.items()) + "."
+        )
+
+    def reader(values: Any) -> Reader:
+        array = np.asarray(values) if hasattr(values, "__array__") else None
+        if array is not None and array.dtype.kind in "iuf":
+            return lambda where, name: array.astype(np.float64)
+        return partial(_plain, list(values))
+
+    return _frame([str(n) for n in columns], [reader(v) for v in lists.values()], max(lengths, default=0), place)
+
+
+def _records(rows: Sequence[Mapping[str, Any]], place: str) -> Table:
+    names = list(rows[0]) if rows else []
+    for i, row in enumerate(rows):
+        for name in [*names, *row]:
+            if name not in row or name not in names:
+                other = 0 if name in row else i
+                raise TableError(f"Row {other} (the first is 0) has no {name!r}; give None where a value is missing.")
+    return _frame(names, [partial(_plain, [row[name] for row in rows]) for name in names], len(rows), place)
+
+
+def _plain(cells: Iterable[Any], where: Callable[[int], str], name: str) -> list[Any]:
+    """Cells as texts, truths and numbers, and None where there is nothing (None, NaN, NaT, NA, an empty text)."""
+    plain: list[Any] = []
+    for i, cell in enumerate(cells):
+        if isinstance(cell, str):
+            plain.append(cell.strip() or None)
+        elif cell is None or type(cell).__name__ in ("NAType", "NaTType"):
+            plain.append(None)
+        elif isinstance(cell, bool | np.bool_):
+            plain.append(bool(cell))
+        elif isinstance(cell, np.timedelta64) or not isinstance(cell, kinds.Real | Decimal | np.number):
+            _refuse_type(name, type(cell).__name__, where(i))
+        else:
+            plain.append(None if cell != cell else float(cell))
+    return plain
+
+
+def _refuse_type(name: str, kind: str, place: str = "") -> NoReturn:
+    raise TableError(
+        f"{place + ': column' if place else 'Column'} {name!r} holds values of type {kind}, which are neither numbers, "
+        f"texts nor truths. Turn them into numbers (dates into days, say), or leave it out: table.ignore = [{name!r}]."
+    )
+
+
+def _refuse_bad_names(names: list[str], place: str) -> list[str]:
+    twice = sorted({name for name in names if names.count(name) > 1 and name})
+    if twice:
+        raise TableError(f"{place} has more than one column named {', '.join(map(repr, twice))}.")
+    if not all(names):
+        raise TableError(
+            f"{place}: column {names.index('') + 1} of {len(names)} has no name. If it counts the rows, leave it out "
+            "(pandas: to_csv(index=False)); otherwise name it in the header."
+        )
+    return names
+
+
+def _count(n: int, what: str) -> str:
+    return f"{n} {what}{'' if n == 1 else 's'}"

@@ -1,0 +1,120 @@
+"""summary.json: what a run came to, in a stable form that other programs read. Fractions, not per cent."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from .. import data
+from ..base.machine import device_name
+from ..maths import statistics
+from ..runs.folder import read_lines
+from .assembly import Assembly
+
+
+def summarise(
+    path: Path,
+    a: Assembly,
+    closing: Sequence[str],
+    novel: dict[str, Any] | None,
+    peak_bytes: int,
+    execution: dict[str, Any],
+) -> dict[str, Any]:
+    """The summary of a run from its rounds.jsonl and the last xi. `closing`: the names of its models; `execution`: how
+    clients were run."""
+    lines = [r for r in read_lines(path / "rounds.jsonl") if not r.get("novel")]
+    problem, config, metric = a.known_problem(), a.config, a.problem.task.metric
+    higher = metric.higher_is_better
+    models = {}
+    for name in closing:
+        test = np.array([r["models"][name]["clients"] for r in lines], dtype=np.float64)
+        held = [(r["models"][name]["validation"] or {}).get("clients") for r in lines]
+        validation = None if any(h is None for h in held) else np.array(held, dtype=np.float64)
+        at, best = statistics.best_mean(test, higher)
+        models[name] = {
+            "bmta": best,
+            "bmta_round": lines[at]["round"],
+            "last": statistics.last(test),
+            "last10": statistics.last10(test),
+            "validated": statistics.validated(test, validation, higher),
+            "std": float(np.nanstd(test[at])),
+        }
+    return {
+        "method": config.method,
+        "data": data.short(config.data.name),
+        "split": config.data.split,
+        "seed": config.seed,
+        "rounds": config.rounds,
+        "clients": list(problem.names),
+        "groups": None if problem.groups is None else problem.groups.tolist(),
+        "samples": problem.samples.tolist(),
+        "corrupted": [c.name for c in a.federation.clients if c.corrupted],
+        "metric": metric.name,
+        "higher_is_better": higher,
+        "headline": a.method.headline,
+        "models": models,
+        "collaboration": _collaboration(path, a, models[a.method.headline]["bmta_round"]),
+        "novel": novel,
+        "bytes_down": sum(r["bytes_down"] for r in lines),
+        "bytes_up": sum(r["bytes_up"] for r in lines),
+        "seconds": sum(r["seconds"] for r in lines),
+        "peak_bytes": peak_bytes,
+        "parameters": problem.layout.parameters,
+        "execution": execution,
+        "versions": versions(),
+        "commit": commit(),
+        "device": device_name(a.device),
+    }
+
+
+def _collaboration(path: Path, a: Assembly, best: int) -> dict[str, Any] | None:
+    """How much of xi stays within the known groups, and how well the groups read off it agree, at the best round.
+
+    None where every client is a group of its own, as there is nothing to agree with.
+    """
+    groups = a.known_problem().groups
+    recorded = sorted((path / "collaboration").glob("round-*.npy"))
+    if groups is None or not recorded or len(set(groups.tolist())) == len(groups):
+        return None
+    at = min(recorded, key=lambda f: abs(int(f.stem.removeprefix("round-")) - best))
+    xi = np.load(at, allow_pickle=False)
+    known = groups.tolist()
+    return {
+        "within_group": statistics.within_group_share(xi, known),
+        "adjusted_rand": statistics.adjusted_rand(statistics.kin(xi), known),
+        "round": int(at.stem.removeprefix("round-")),
+    }
+
+
+def versions() -> dict[str, str]:
+    from ..version import __version__
+
+    return {
+        "fedkin": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "platform": platform.platform(),
+    }
+
+
+def commit() -> str | None:
+    """The commit of the source tree this runs from, with a '+' if files differ from it; None when installed."""
+    source = Path(__file__).resolve().parent
+    try:
+        asked = subprocess.run(
+            ["git", "-C", str(source), "describe", "--always", "--dirty=+", "--abbrev=12", "--exclude=*"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    inside = "site-packages" not in source.parts
+    return asked.stdout.strip() or None if asked.returncode == 0 and inside else None

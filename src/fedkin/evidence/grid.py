@@ -1,0 +1,91 @@
+"""A grid of settings that was tried out: what each point came to on validation data, and which is the best."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from ..base.settings import ConfigError
+from .comparison import Run
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a point came to: the best mean validation score of the headline model, and the round it was reached in.
+
+    None where there is no such score: the run was told to stop when training diverges, and it did. `values` are those
+    of the grid's settings, by their full names.
+    """
+
+    name: str
+    values: dict[str, Any]
+    run: Run
+    validation: float | None
+    round: int | None
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A setting whose best value is the first or last of its kind, and the next number beyond."""
+
+    setting: str
+    chosen: float
+    side: str
+    beyond: float
+
+    @property
+    def sentence(self) -> str:
+        return (
+            f"{self.setting} = {self.chosen} is the {self.side} value of the grid: a {self.side[:-2]}r one may be "
+            f"better. Add one, such as {self.beyond:g}; what is done stays."
+        )
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A grid that was tried out, in the order of its points."""
+
+    grid: dict[str, list[Any]]
+    trials: Sequence[Trial]
+
+    @cached_property
+    def best(self) -> Trial:
+        """The point with the best validation score; the first of equals."""
+        scored = [t for t in self.trials if t.validation is not None]
+        if not scored:
+            raise ConfigError("Training diverged at every point of the grid; try smaller learning rates (local.lr).")
+        sign = 1 if scored[0].run.summary["higher_is_better"] else -1
+        return max(scored, key=lambda t: sign * (t.validation or 0.0))
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """The chosen values by the settings' full names."""
+        return self.best.values
+
+    @property
+    def test(self) -> float:
+        """The chosen point's mean test score in the chosen round."""
+        summary = self.best.run.summary
+        return float(summary["models"][summary["headline"]]["validated"])
+
+    def edges(self) -> list[Edge]:
+        """Where the grid should grow."""
+        found = []
+        for name, values in self.grid.items():
+            numbers = sorted(v for v in values if isinstance(v, int | float) and not isinstance(v, bool))
+            chosen = self.values[name]
+            if len(numbers) < 2 or chosen not in (numbers[0], numbers[-1]) or isinstance(chosen, str):
+                continue
+            side, further = ("largest", numbers) if chosen == numbers[-1] else ("smallest", numbers[::-1])
+            found.append(Edge(name, chosen, side, _next(further)))
+        return found
+
+
+def _next(numbers: Sequence[float]) -> float:
+    """The number after the last: by the last ratio if all are positive and grow by more than half, else by the step."""
+    before, last = list(pairwise(numbers))[-1]
+    ratio = last / before if min(numbers) > 0 else 1.0
+    return float(f"{last * ratio if not 2 / 3 < ratio < 1.5 else 2 * last - before:.3g}")

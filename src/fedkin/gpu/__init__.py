@@ -1,0 +1,1 @@
+"""Kernels of our own for a GPU, and how they are started, recorded and played."""

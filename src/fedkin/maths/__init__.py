@@ -1,0 +1,1 @@
+"""What the papers write: attention, collaboration, hypernetworks, theorems, statistics."""

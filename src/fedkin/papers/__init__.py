@@ -1,0 +1,1 @@
+"""The papers' settings and published values: data, and their reader."""

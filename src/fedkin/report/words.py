@@ -1,0 +1,302 @@
+"""Reports on runs: one HTML page that works offline, figures for a paper, and what was found in plain words.
+
+The core runs without plotly and matplotlib: they are imported when a report is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..evidence import comparison
+from ..evidence.comparison import Row, Run
+from ..evidence.estimates import Estimate
+from ..evidence.worth_joining import Joining, JoiningError, worth_joining
+from ..maths import statistics
+
+# Okabe and Ito's colours, then Tol's muted ones: told apart by colour-blind readers. `separate` is always grey.
+PALETTE = (
+    "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9",
+    "#332288", "#882255", "#999933", "#44AA99", "#AA4499", "#661100",
+)  # fmt: skip
+GREY = "#7A828C"
+ANSWERS = {"yes": "#009E73", "no": "#D55E00", "cannot tell": "#9AA4AF"}
+# Fewer points than this get no box: quartiles of five clients say nothing.
+BOX_FROM = 8
+# Client names on the axes of the heat map stay legible up to here.
+NAMED_UP_TO = 40
+
+
+def colours(runs: Sequence[Run]) -> dict[str, str]:
+    """One colour a method, whatever the order of the runs; after twelve they repeat."""
+    members = comparison.by_method(runs)
+    joining = [method for method in sorted(members) if members[method][0].summary["method"] != comparison.ALONE]
+    return dict.fromkeys(members, GREY) | {m: PALETTE[i % len(PALETTE)] for i, m in enumerate(joining)}
+
+
+def is_share(metric: str) -> bool:
+    """Whether the metric is a fraction that people read in per cent."""
+    return metric.rpartition(":")[2].endswith("accuracy")
+
+
+def metric_name(metric: str) -> str:
+    """The metric in words: `mse` is an abbreviation, `package.module:pinball_loss` somebody's own."""
+    name = metric.rpartition(":")[2].replace("_", " ")
+    return name.upper() if len(name) <= 4 and name.isalpha() else name
+
+
+def score_text(value: float | None, metric: str) -> str:
+    """A score as it is printed: 92.1 %, an AUC of 0.873, an error of 0.002410, or a dash."""
+    if value is None or np.isnan(value):
+        return "–"
+    if is_share(metric):
+        return f"{100 * value:.1f} %"
+    return f"{value:.3f}" if metric == "auc" else _digits(value, 4)
+
+
+def _digits(value: float, digits: int, sign: str = "") -> str:
+    """So many leading digits, zeros among them: from 0.001 down three, then powers of ten."""
+    if abs(value) >= 10**digits - 0.5:
+        return f"{value:{sign},.0f}"
+    if 0 < abs(value) < 1e-4:
+        return f"{value:{sign}.2e}".replace("e-0", "e-")
+    return f"{value:{sign}#.{3 if abs(value) < 1e-3 else digits}g}".rstrip(".") if value else "0"
+
+
+def estimate_text(estimate: Estimate | None, metric: str) -> str:
+    """A score and its interval: 84.2 % (75–90), 0.873 (0.71–0.96)."""
+    if estimate is None or np.isnan(estimate.value):
+        return "–"
+    low, high = (_end(end, metric) for end in estimate[1:])
+    return f"{score_text(estimate.value, metric)} ({low}–{high})" if low else score_text(estimate.value, metric)
+
+
+def gain_text(gain: Estimate, metric: str) -> str:
+    """A gain and its interval, in points where the metric is a share: +6.1 (−0.3 to +12.5)."""
+    if np.isnan(gain.value):
+        return "–"
+    value, low, high = (signed_text(number, metric) for number in gain)
+    return f"{value} ({low} to {high})" if low else value
+
+
+def _end(value: float, metric: str) -> str:
+    if np.isnan(value):
+        return ""
+    return f"{100 * value:.0f}" if is_share(metric) else f"{value:.2f}" if metric == "auc" else _digits(value, 3)
+
+
+def signed_text(value: float, metric: str) -> str:
+    """A difference of scores with its sign, in points where the metric is a share; nothing where it is unknown."""
+    if np.isnan(value):
+        return ""
+    value = 0.0 if abs(value) < 1e-12 else value  # neither +0.0 nor −0.0
+    sign = "+" if value else ""
+    if is_share(metric):
+        text = f"{100 * value:{sign}.1f}"
+    else:
+        text = f"{value:{sign}.3f}" if metric == "auc" else _digits(value, 3, sign)
+    return text.replace("-", "−")
+
+
+def difference_text(value: float, metric: str) -> str:
+    """A difference of scores as it is printed, without sign: 8.9 points, 0.001."""
+    if is_share(metric):
+        return f"{100 * abs(value):.1f} points"
+    return f"{abs(value):.3f}" if metric == "auc" else _digits(abs(value), 3)
+
+
+def joined(runs: Sequence[Run]) -> Joining | None:
+    """Whether it was worth joining, in the runs' metric; None where that cannot be said of these runs."""
+    try:
+        return worth_joining(runs)
+    except JoiningError:
+        return None
+
+
+def joining_sentence(found: Joining) -> str:
+    """The silos' answers counted, and what they gain on average, which may be sure where no single answer is."""
+    if len(found.silos) == 1 or np.isnan(found.together.value):
+        return found.sentence
+    unit = " points" if is_share(found.metric) else ""
+    value, _, interval = gain_text(found.together, found.metric).partition(" ")
+    if all(silo.answer == "cannot tell" for silo in found.silos) and found.together.low * found.together.high > 0:
+        verb = "gains" if found.together.low > 0 else "costs"
+        return (
+            f"On average joining {verb} a silo {value[1:]}{unit} of {metric_name(found.metric)} {interval}; "
+            f"for no single one of the {len(found.silos)} are the test data enough to tell."
+        )
+    return f"{found.sentence} Over all of them the mean gain is {value}{unit} {interval}."
+
+
+def joining_words(found: Joining) -> str:
+    """What the table of silos shows, in sentences."""
+    seeds = ""
+    if found.by_patient:
+        tested = sum(silo.samples for silo in found.silos)
+        seeds = (
+            f" Values are means over {len(found.seeds)} seeds, which together test {tested:,} of the silos’ samples; "
+            "one tested in several seeds counts once."
+        )
+    elif len(found.seeds) > 1:
+        seeds = (
+            f" Values and intervals are means over {len(found.seeds)} seeds; these share the silo’s data, so the "
+            "intervals are not narrowed."
+        )
+    turned = "" if found.higher_is_better else " A lower value is better; a gain is told as a positive number."
+    unit = ", in points," if is_share(found.metric) else ""
+    return (
+        f"Test {metric_name(found.metric)} with 95 % intervals, of the models that silos are handed at the end, not of "
+        f"a best test round. Method: {found.method}, {found.chosen_by}. The gain over training alone{unit} is on the "
+        f"same test samples; where its interval holds 0, the test samples are too few to tell.{turned}{seeds}"
+    )
+
+
+def p_text(p: float) -> str:
+    return "< 0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _equals(p: float) -> str:
+    return p_text(p) if p < 1e-4 else f"= {p_text(p)}"
+
+
+def finding(runs: Sequence[Run], reference: str | None = None) -> list[str]:
+    """What was found, in sentences; the first is the headline. The reference is the one of `comparison.tests`.
+
+    Whether joining was worth it is left to `joined` where that has an answer.
+    """
+    everyone = [row for row in comparison.rows(runs) if row.headline]
+    table = [row for row in everyone if row.method != comparison.ORACLE] or everyone
+    sentences = [_alone_sentence(runs, table[0])] if len(table) == 1 else [_lead(runs, table, reference)]
+    sentences += _joining_sentence(runs, table) if joined(runs) is None else []
+    if all(row.validated is not None for row in table):
+        sign = -1 if comparison.higher_is_better(runs) else 1
+        honest = sorted(table, key=lambda row: sign * (row.validated or 0.0))
+        values = [score_text(row.validated, runs[0].summary["metric"]) for row in honest]
+        who = "it is" if len(table) == 1 else f"{honest[0].method} leads with"
+        if values[:1] == values[1:2]:
+            who = f"{honest[0].method} and {honest[1].method} are level at"
+        sentences.append(f"With the round chosen on validation data, which is the honest choice, {who} {values[0]}.")
+    for row in everyone:
+        if row not in table:
+            best = score_text(row.bmta, runs[0].summary["metric"])
+            sentences.append(f"{row.method} was told the groups; it is no contender but the mark to reach: {best}.")
+    return sentences
+
+
+def _alone_sentence(runs: Sequence[Run], row: Row) -> str:
+    summary = runs[0].summary
+    metric, count = summary["metric"], len(summary["clients"])
+    best = f"{metric_name(metric)} of {score_text(row.bmta, metric)}"
+    text = f"{row.method} reaches a mean test {best} over {plural(count, 'client')}"
+    if len(runs) == 1:
+        k, rounds = best_round(runs[0]), int(summary["rounds"])
+        text += f", in round {k} of {rounds}" if k <= rounds else f", after the last of {plural(rounds, 'round')}"
+    else:
+        text += f", the mean of {len(runs)} seeds"
+    return f"{text}; the worst client has {score_text(row.worst, metric)}."
+
+
+def _lead(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -> str:
+    first, second = table[0], table[1]
+    metric = runs[0].summary["metric"]
+    best, next_best = score_text(first.bmta, metric), score_text(second.bmta, metric)
+    if best == next_best:
+        return f"{first.method} and {second.method} are level at a mean test {metric_name(metric)} of {best}."
+    name = "Training alone" if first.method == comparison.ALONE else first.method
+    side = "above" if comparison.higher_is_better(runs) else "below"
+    gap = difference_text(first.bmta - second.bmta, metric)
+    best = f"a mean test {metric_name(metric)} of {best} at its best round"
+    text = f"{name} does best: {best}, {gap} {side} {second.method} ({next_best})"
+    for pair in comparison.tests(runs, reference):
+        if {pair.first, pair.second} == {first.name, second.name}:
+            wins, losses = pair.result.wins, pair.result.losses
+            wins, losses = (wins, losses) if pair.first == first.name else (losses, wins)
+            if pair.p >= 0.05:
+                return f"{text}, which over clients could be chance (p {_equals(pair.p)})."
+            if losses > wins:
+                return f"{text}, though more clients fare better with {second.method} ({losses} against {wins})."
+            return f"{text}, more than chance over clients explains (p {_equals(pair.p)})."
+    return f"{text}."
+
+
+def _joining_sentence(runs: Sequence[Run], table: Sequence[Row]) -> list[str]:
+    """How many clients the best joint method serves worse than training alone."""
+    metric = runs[0].summary["metric"]
+    both, worse = comparison.joining(runs), comparison.worse_than_alone(runs)
+    row = next((row for row in table if row.name in both), None)
+    if row is None:
+        return []
+    alone, together = both[row.name]
+    before, after = float(np.mean(list(alone.values()))), float(np.mean(list(together.values())))
+    count, losers = len(together), len(worse[row.name])
+    change = f"from {score_text(before, metric)} alone to {score_text(after, metric)} with {row.method}"
+    if losers == 0:
+        return [f"Joining took the mean {change}; none of the {count} clients did better alone."]
+    return [f"Joining took the mean {change}; {losers} of {count} clients did better alone."]
+
+
+def caveats(runs: Sequence[Run]) -> list[str]:
+    """What a reader has to know before trusting the comparison, in sentences."""
+    members = comparison.by_method(runs)
+    seeds = {method: [int(run.summary["seed"]) for run in each] for method, each in members.items()}
+    notes = []
+    if len({tuple(each) for each in seeds.values()}) > 1:
+        listed = "; ".join(f"{method}: {', '.join(map(str, each))}" for method, each in seeds.items())
+        notes.append(
+            f"The methods were not run with the same seeds ({listed}). Their means are over different seeds; tests and "
+            "the comparison client by client use only seeds that both sides have."
+        )
+    if max(map(len, seeds.values())) == 1:
+        notes.append(
+            "There is one seed only, so how results vary from run to run is unknown: repeat with three or more."
+        )
+    lengths = {method: sorted({int(run.summary["rounds"]) for run in each}) for method, each in members.items()}
+    if len({length for each in lengths.values() for length in each}) > 1:
+        listed = "; ".join(f"{method}: {', '.join(map(str, each))}" for method, each in lengths.items())
+        notes.append(f"The runs had different numbers of rounds ({listed}).")
+    for method, each in members.items():
+        changed = comparison.variations(each)
+        if changed:
+            notes.append(f"The seeds of {method} differ in other settings as well: {', '.join(changed)}.")
+    pairs = comparison.tests(runs)
+    if any(pair.result.pairs < 10 for pair in pairs):
+        notes.append("Some tests have fewer than ten pairs; the normal approximation is rough there.")
+    return notes
+
+
+def xi_groups(run: Run, xi: NDArray[Any]) -> tuple[NDArray[np.int64], bool]:
+    """(m,) labels to order clients by, and whether they are known: the federation's groups, or those read off xi."""
+    groups = run.summary.get("groups")
+    return (statistics.kin(xi), False) if groups is None else (np.asarray(groups, dtype=np.int64), True)
+
+
+def recorded_xi(run: Run, limit: int) -> dict[int, NDArray[np.float32]]:
+    """{round: xi (m, m)} of about `limit` recorded rounds, evenly spread; the first, the best and the last included."""
+    recorded = sorted(run.recorded)
+    spread = {recorded[i] for i in np.linspace(0, len(recorded) - 1, limit).round().astype(int)} if recorded else set()
+    best = best_round(run)
+    found: dict[int, NDArray[np.float32]] = {}
+    for k in [k for k in recorded if k in spread or k == best]:
+        xi = run.collaboration(k)
+        if xi is not None:
+            found[k] = checked_xi(run, xi)
+    return found
+
+
+def checked_xi(run: Run, xi: NDArray[Any]) -> NDArray[np.float32]:
+    m = len(run.summary["clients"])
+    if xi.shape != (m, m):
+        raise ValueError(f"A collaboration matrix in {run.path} has shape {xi.shape}, but the run has {m} clients.")
+    return np.asarray(xi, dtype=np.float32)
+
+
+def best_round(run: Run) -> int:
+    """The round in which the headline model was best."""
+    return int(run.summary["models"][run.summary["headline"]]["bmta_round"])

@@ -1,0 +1,1 @@
+"""Runs, one or many: compare, vary, tune."""

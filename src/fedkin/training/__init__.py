@@ -1,0 +1,1 @@
+"""Models of all clients trained and scored at once, or one by one."""

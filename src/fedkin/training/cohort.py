@@ -1,0 +1,308 @@
+"""A stack of clients on one device: the only training loop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from ..base import streams
+from ..base.state import State
+from ..base.task import Task
+from ..base.weights import Layout
+from .augment import Augmentation
+from .execution import Batch, Execution, batch_weights
+from .optimisers import Extra, Local, Optimiser
+
+
+@dataclass(frozen=True, repr=False)
+class Samples:
+    """The samples of several clients on one device: client i's are x[starts[i] : starts[i] + counts[i]]."""
+
+    x: Tensor
+    y: Tensor
+    starts: tuple[int, ...]
+    counts: tuple[int, ...]
+
+    @staticmethod
+    def of(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Samples:
+        counts = tuple(len(y) for _, y in parts)
+        starts = tuple(sum(counts[:i]) for i in range(len(counts)))
+        x = torch.cat([x for x, _ in parts]).to(device)
+        y = torch.cat([y for _, y in parts]).to(device)
+        return Samples(x, y, starts, counts)
+
+    def __len__(self) -> int:
+        return len(self.counts)
+
+    def take(self, clients: Sequence[int]) -> Samples:
+        """Some clients; the data itself is not copied."""
+        chosen = list(clients)
+        return replace(self, starts=tuple(self.starts[i] for i in chosen), counts=tuple(self.counts[i] for i in chosen))
+
+
+class SeveralRates(RuntimeError):
+    """One learning rate was asked for where rows have their own; who trains a stack of grid values answers it."""
+
+
+@dataclass(repr=False)
+class Cohort:
+    """Clients of one device, sorted by falling number of training samples: those still training at a step are a prefix.
+
+    Their training and validation data, never their test data. `seed` is the training seed, `rounds` the length of the
+    run (for learning-rate schedules).
+    """
+
+    names: tuple[str, ...]
+    train: Samples
+    validation: Samples
+    task: Task
+    layout: Layout
+    execution: Execution
+    local: Local
+    seed: int
+    rounds: int
+    class_weight: Tensor | None = None
+    """(m, classes)"""
+    merge_single: bool = False
+    """Whether a last batch of one sample joins the one before: BatchNorm has no statistics of a single sample."""
+    random_layers: bool = False
+    augmentation: Augmentation | None = None
+    """Of the images that clients train with; of none that they are scored on."""
+    rates: tuple[float, ...] | None = None
+    """A learning rate for each row in place of `local.lr`, where rows are the values of a grid."""
+    seeds: tuple[int, ...] | None = None
+    """A training seed for each row in place of `seed`, where rows are of several runs."""
+    carried: State | None = None
+    """The optimiser's state from the last round, where it is kept; `fit` leaves the new one here."""
+    loss_sum: Tensor | None = None
+    loss_count: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """n_i: training samples without the validation part."""
+        return self.train.counts
+
+    def take(self, clients: Sequence[int]) -> Cohort:
+        """Some of the clients, in rising order of their numbers, so that the prefix rule holds; any may be repeated."""
+        return replace(
+            self,
+            names=tuple(self.names[i] for i in clients),
+            train=self.train.take(clients),
+            validation=self.validation.take(clients),
+            class_weight=None if self.class_weight is None else self.class_weight[list(clients)],
+            rates=None if self.rates is None else tuple(self.rates[i] for i in clients),
+            seeds=None if self.seeds is None else tuple(self.seeds[i] for i in clients),
+            loss_sum=None,
+            loss_count=None,
+        )
+
+    def _seed(self, i: int) -> int:
+        return self.seed if self.seeds is None else self.seeds[i]
+
+    # ---- batches ----
+
+    def steps_of(self, n: int, size: int) -> int:
+        """Mini-batches of a pass over n samples."""
+        full, left = divmod(n, size)
+        merged = self.merge_single and left == 1 and full > 0
+        return full + (left > 0) - merged
+
+    def step_counts(self) -> list[int]:
+        """Mini-batches of each client in a round of local training: the budget of a method, in gradients."""
+        local = self.local
+        return [local.steps or local.epochs * self.steps_of(n, local.batch_size) for n in self.samples]
+
+    def batches(
+        self,
+        round: int,
+        *,
+        stream: str = "train",
+        epochs: int | None = None,
+        size: int | None = None,
+        steps: int | Sequence[int] | None = None,
+    ) -> Iterator[Batch]:
+        """Reshuffled passes over each client's data, the last partial batch kept; other streams are independent.
+
+        With `steps`, every client takes that many batches (or as many as its own number says), starting over as often
+        as needed. By default the local training's passes, or its steps.
+        """
+        size = size or self.local.batch_size
+        if steps is None and epochs is None and self.local.steps:
+            steps = self.local.steps
+        passes = self.local.epochs if epochs is None else epochs
+        wanted = [steps] * len(self) if isinstance(steps, int) else steps
+        index, counts = self._schedule(round, stream, passes, size, wanted)
+        moves = self._moves(round, stream, index, counts)
+        index = index.to(self.train.x.device, non_blocking=True)
+        uneven = any(min(active) < max(active) for active in counts)
+        sizes = self._sizes(counts).to(self.train.x.device, non_blocking=True) if uneven else None
+        for step, active in enumerate(counts):
+            k = len(active)
+            chosen = index[step, :k, : max(active)]
+            x, y = _gathered(self.train.x, chosen), _gathered(self.train.y, chosen)
+            if self.augmentation is not None and moves is not None:
+                x = self.augmentation(x, moves[step, :k, : max(active)])
+            weight = None
+            if self.class_weight is not None:
+                weight = self.class_weight[:k].gather(1, y)
+            seeds = self._layer_seeds(round, stream, step) if self.random_layers else None
+            yield Batch(x, y, active, weight, seeds, None if sizes is None else sizes[step, :k])
+
+    def _sizes(self, counts: list[list[int]]) -> Tensor:
+        """(steps, m) batch sizes, 0 for those that have done: on a GPU once a round, not once a step."""
+        return torch.tensor([active + [0] * (len(self) - len(active)) for active in counts])
+
+    def _moves(self, round: int, stream: str, index: Tensor, counts: list[list[int]]) -> Tensor | None:
+        """(steps, m, width, 3) how each image of a schedule is moved, as each client's own stream has it."""
+        if self.augmentation is None or stream == "full":
+            return None
+        moves = torch.zeros(*index.shape, 3, dtype=torch.uint8)
+        for i, (name, n) in enumerate(zip(self.names, self.samples, strict=True)):
+            steps, width = sum(i < len(active) for active in counts), min(n, index.shape[2])
+            source = streams.generator(self._seed(i), name, round, f"augmentation/{stream}")
+            moves[:steps, i, :width] = self.augmentation.draw((steps, width), source)
+        return moves.to(self.train.x.device, non_blocking=True)
+
+    def _layer_seeds(self, round: int, stream: str, step: int) -> Callable[[int], int]:
+        return lambda i: streams.number(self._seed(i), self.names[i], round, f"layers/{stream}/{step}")
+
+    def _schedule(
+        self, round: int, stream: str, epochs: int, size: int, steps: Sequence[int] | None
+    ) -> tuple[Tensor, list[list[int]]]:
+        """Sample numbers (steps, m, width) and, for each step, the batch sizes of the clients still training.
+
+        What follows a short batch repeats its first sample.
+        """
+        per_pass = [self.steps_of(n, size) for n in self.samples]
+        totals = [epochs * s for s in per_pass] if steps is None else list(steps)
+        if sorted(totals, reverse=True) != totals:
+            raise ValueError("Clients of a cohort have to be sorted by falling number of samples; these are not.")
+        width = min(size + self.merge_single, max(self.samples))
+        index = torch.zeros(max(totals), len(self), width, dtype=torch.int64)
+        counts: list[list[int]] = [[] for _ in range(max(totals))]
+        for i, (n, start) in enumerate(zip(self.samples, self.train.starts, strict=True)):
+            source = streams.generator(self._seed(i), self.names[i], round, f"batches/{stream}")
+            cuts = [size] * (per_pass[i] - 1) + [n - size * (per_pass[i] - 1)]
+            passes = -(-totals[i] // per_pass[i])
+            order = torch.stack([torch.randperm(n, generator=source) for _ in range(passes)]) + start
+            padded = torch.empty(passes, per_pass[i], width, dtype=torch.int64)
+            if per_pass[i] > 1:
+                whole = order[:, : size * (per_pass[i] - 1)].view(passes, -1, size)
+                padded[:, :-1, :size] = whole
+                padded[:, :-1, size:] = whole[:, :, :1]
+            padded[:, -1] = order[:, n - cuts[-1], None]
+            padded[:, -1, : cuts[-1]] = order[:, n - cuts[-1] :]
+            index[: totals[i], i] = padded.view(-1, width)[: totals[i]]
+            for step in range(totals[i]):
+                counts[step].append(cuts[step % per_pass[i]])
+        return index, counts
+
+    # ---- training ----
+
+    def grad(self, W: Tensor, batch: Batch) -> Tensor:
+        """(k, d) gradients of the batch's k clients at the first rows of W.
+
+        As in any training-mode pass, BatchNorm's running statistics move: they are written into W[:k, d:].
+        """
+        return self._grad(self.execution, W, batch)
+
+    def curvature(self, W: Tensor, V: Tensor, batch: Batch) -> Tensor:
+        """(k, d) Hessians of the batch's k clients at the first rows of W, times the first rows of V (·, d)."""
+        return self.execution.curvature(W[: len(batch)], V[: len(batch)], batch)
+
+    def mixed_grad(self, V: Tensor, W: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """(k, d) gradients of the loss of alpha v(x) + (1 - alpha) w(x), with respect to v and with respect to w.
+
+        BatchNorm's running statistics move in both models.
+        """
+        k, d, pair = len(batch), self.layout.parameters, self.execution.mixture
+        sides = {"v": V[:k], "w": W[:k]}
+        named = {f"{side}.{n}": t for side, rows in sides.items() for n, t in self.layout.tensors(rows).items()}
+        named["alpha"] = alpha[:k]
+        both = torch.cat([named[field.name].reshape(k, -1) for field in pair.layout.fields], dim=1)
+        G = self._grad(pair, both, batch)
+        moved = pair.layout.rest(both)
+        for side, rows in sides.items():
+            for name, statistics in self.layout.rest(rows).items():
+                statistics.copy_(moved[f"{side}.{name}"])
+        return G[:, :d], G[:, d:]
+
+    def _grad(self, execution: Execution, W: Tensor, batch: Batch, out: Tensor | None = None) -> Tensor:
+        G, losses, rest = execution.grad(W, batch, out)
+        if rest is not None:
+            W[: len(batch), execution.layout.parameters :] = rest
+        if self.loss_sum is None or self.loss_count is None:
+            self.loss_sum, self.loss_count = W.new_zeros(len(self)), W.new_zeros(len(self))
+        self.loss_sum[: len(batch)] += losses
+        self.loss_count[: len(batch)] += 1
+        return G
+
+    def mean_loss(self) -> Tensor | None:
+        """(m,) mean training loss over all gradients taken since the cohort was made."""
+        if self.loss_sum is None or self.loss_count is None:
+            return None
+        return self.loss_sum / self.loss_count
+
+    def lr(self, round: int) -> float:
+        """The learning rate of a round, where all rows have the same."""
+        if self.rates is not None:
+            raise SeveralRates("The rows of this cohort have learning rates of their own; ask for them with `lrs`.")
+        return self.local.lr_at(round, self.rounds)
+
+    def lrs(self, round: int) -> Tensor:
+        """(m, 1) each row's learning rate of a round, in float64: what `Optimiser.step` takes."""
+        rates = self.rates or (self.local.lr,) * len(self)
+        column = torch.tensor(rates, dtype=torch.float64, device=self.train.x.device)[:, None]
+        return column * self.local.factor_at(round, self.rounds)
+
+    def optimiser(self, W: Tensor, state: State | None = None) -> Optimiser:
+        return Optimiser(self.local, W, self.layout.parameters, state)
+
+    def fit(
+        self,
+        W: Tensor,
+        round: int,
+        *,
+        extra: Extra | None = None,
+        epochs: int | None = None,
+        stream: str = "train",
+        optimiser: Optimiser | None = None,
+    ) -> Tensor:
+        """Local training from rows W (m, D); returns new rows. `extra(w, k)` is added to the first k gradients."""
+        rows, memory = self.execution.workspace(W)
+        main = stream == "train" and optimiser is None
+        optimiser = optimiser or self.optimiser(rows, self.carried if main else None)
+        lr = self.lr(round) if self.rates is None else self.lrs(round)
+        for batch in self.batches(round, stream=stream, epochs=epochs):
+            G = self._grad(self.execution, rows, batch, memory)
+            optimiser.step(rows, G, lr, extra)
+        if main and self.carried is not None:
+            self.carried = optimiser.state
+        return self.execution.finished(rows)
+
+    def full_grad(self, W: Tensor, round: int) -> Tensor:
+        """(m, d) gradients over all of each client's training samples at once (in passes of a batch).
+
+        As in `grad`, BatchNorm's running statistics move in W.
+        """
+        total = W.new_zeros(len(self), self.layout.parameters)
+        weight = W.new_zeros(len(self), 1)
+        for batch in self.batches(round, stream="full", epochs=1):
+            each = batch_weights(batch, W)
+            if self.task.loss.masks:  # a mean over known targets, not over samples
+                each = each * (~batch.y[:, : each.shape[1]].isnan()).reshape(*each.shape, -1).sum(2)
+            share = each.sum(1, keepdim=True)
+            total[: len(batch)] += self.grad(W, batch) * share
+            weight[: len(batch)] += share
+        return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
+
+
+def _gathered(samples: Tensor, index: Tensor) -> Tensor:
+    """samples[index], for whole samples: they are copied in one piece each."""
+    return samples.index_select(0, index.flatten()).view(*index.shape, *samples.shape[1:])
