@@ -29,6 +29,10 @@ from fedkin.runs.folder import Writer
 from fedkin.studies.run import Run
 from fedkin.training.evaluation import Model, Predictor
 
+ROOT = Path(__file__).resolve().parents[1]
+"""The repository."""
+SHARED = ROOT.parent / "shared" / "data"
+"""Real data, where they lie beside it."""
 DEVICE = torch.device(os.environ.get("DEVICE", "cpu"))
 """Where numerical tests compute: on a CPU, or with DEVICE=cuda on a GPU. Random numbers come from the CPU always."""
 ON_CPU = DEVICE.type == "cpu"

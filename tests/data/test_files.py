@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import SHARED
 from webserver import BODIES, file, made_up
 
 from fedkin.data import catalogue, files
@@ -17,7 +18,6 @@ from fedkin.data.fetch import fetch
 from fedkin.data.files import DataError
 from fedkin.errors import FedkinError
 
-SHARED = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
 real = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data files are not beside the repository")
 
 

@@ -17,6 +17,7 @@ import pandas as pd
 import pytest
 import scipy.sparse
 import torch
+from helpers import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -610,7 +611,7 @@ def test_newcomers_change_nothing_among_the_known_and_know_each_other_not(seed, 
 
 
 def test_the_pages_examples_run_and_print_what_they_say(tmp_path, monkeypatch, capsys):
-    page = (Path(__file__).resolve().parents[2] / "docs" / "graphs.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "graphs.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     exec(code, {})

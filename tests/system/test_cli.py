@@ -425,12 +425,12 @@ def test_the_doctor_tries_a_small_run_and_leaves_nothing(fedkin, tmp_path):
 
 
 def test_a_doctor_who_finds_something_says_so_and_fails(fedkin, monkeypatch):
-    from fedkin.studies import compare
+    from fedkin.studies import run
 
     def broken(*_: object, **__: object) -> None:
         raise RuntimeError("no luck today")
 
-    monkeypatch.setattr(compare, "run", broken)
+    monkeypatch.setattr(run, "run", broken)
     said = fedkin("doctor")
     assert said.code == 1
     assert "RuntimeError: no luck today" in said.out

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from helpers import SHARED
 from webserver import BODIES, MIRRORED, PUBLIC, Site, made_up, serving
 
 from fedkin import cli
@@ -22,7 +23,6 @@ from fedkin import data as data_sets
 from fedkin.data import catalogue, files
 from fedkin.runs.config import resolve
 
-SHARED = Path(__file__).resolve().parents[2] / ".." / "shared" / "data"
 real = pytest.mark.skipif(not SHARED.is_dir(), reason="the real data files are not beside the repository")
 
 

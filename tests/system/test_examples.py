@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers import ROOT
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def typed(folder: Path, *words: str | Path) -> list[str]:

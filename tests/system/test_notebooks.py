@@ -7,10 +7,11 @@ from pathlib import Path
 
 import nbformat
 import pytest
+from helpers import ROOT, SHARED
 from nbclient import NotebookClient
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
-DATA = Path(os.environ.get("FEDKIN_DATA") or EXAMPLES.parents[1] / "shared" / "data")
+EXAMPLES = ROOT / "examples"
+DATA = Path(os.environ.get("FEDKIN_DATA") or SHARED)
 
 
 def outputs(name: str, folder: Path) -> str:

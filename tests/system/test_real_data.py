@@ -8,10 +8,11 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers import SHARED
 
 from fedkin.studies.run import Run
 
-DATA = Path(__file__).parents[2].parent / "shared" / "data"
+DATA = SHARED
 METHODS = ["--methods", "separate,fedavg,fedamp"]
 SHORT = ["--rounds", "4", "--seeds", "2"]
 DECLARED = ["--client", "hospital", "--target", "disease", "--categorical", '["cp", "restecg", "slope", "thal"]']
