@@ -15,7 +15,7 @@ from fedkin.base.task import Task, metric_named
 from fedkin.data.federation import Client, Federation
 from fedkin.engines.assembly import Assembly
 from fedkin.engines.scores import Scores
-from fedkin.training import cohort, evaluation
+from fedkin.training import evaluation
 from fedkin.training.cohort import Samples
 from fedkin.training.evaluation import Model, Predictor, evaluate, evaluate_all
 
@@ -131,7 +131,7 @@ def test_small_models_are_run_in_one_pass_and_rows_that_are_shared_once(monkeypa
     evaluate_all(a.execution, a.test, [first, second, first, first.view_as(first)], a.problem.task.metric)
     assert calls == [(10, 256), (4, 44)], "two models of five clients, of whom two have more than 256 samples"
     calls.clear()
-    monkeypatch.setattr(cohort, "SMALL_ROWS", first.numel())
+    monkeypatch.setattr(evaluation, "SMALL_ROWS", first.numel())
     evaluate_all(a.execution, a.test, [first, second], a.problem.task.metric)
     assert calls == [(5, 256), (2, 44)] * 2, "large ones are not copied"
 
@@ -149,7 +149,7 @@ class Wide(nn.Module):
 
 def test_what_models_make_of_their_inputs_bounds_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     a = ready(federation(), model=Wide, method="fedavg", data={"validation": 0.3})
-    monkeypatch.setattr(cohort, "BYTES_AT_ONCE", 10 << 20)
+    monkeypatch.setattr(evaluation, "BYTES_AT_ONCE", 10 << 20)
     unbounded = evaluate(
         ready(federation(), model=Wide, method="fedavg").execution, a.test, rows(a, 1), a.problem.task.metric
     )
@@ -167,7 +167,7 @@ def test_what_models_make_of_their_inputs_bounds_a_pass(monkeypatch: pytest.Monk
 
 def test_one_by_one_only_inputs_bound_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
     a = ready(federation(), model=Wide, method="fedavg", execution="one-by-one")
-    monkeypatch.setattr(cohort, "BYTES_AT_ONCE", 1 << 20)
+    monkeypatch.setattr(evaluation, "BYTES_AT_ONCE", 1 << 20)
     calls = counted(a, monkeypatch)
     evaluate(a.execution, a.test, rows(a, 1), a.problem.task.metric)
     assert calls == [(5, 256), (2, 44)]
