@@ -69,6 +69,6 @@ def _carried_out(plan: tuning.Plan) -> tuning.Tuned:
             return Listener(on_round=on_round, on_warning=on_warning, stop=stop)
 
         try:
-            return tuning.carry_out(plan, listener)
+            return tuning.tried_out(plan, listener)
         except Interrupted as error:
             raise Interrupted(f"{error} The same command goes on from there.") from None

@@ -1,42 +1,29 @@
-"""From a configuration to what a method needs: federation, model, problem, cohort."""
+"""From a configuration to what a method needs: problem and cohort, on a stock of data and model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from .. import data
-from ..base import streams
-from ..base.machine import chosen_device
 from ..base.settings import ConfigError
-from ..base.task import Task, class_weights, loss_named, metric_named
-from ..base.weights import Layout
+from ..base.task import Task, class_weights
 from ..base.wording import did_you_mean
 from ..data import graphs
-from ..data.corrupt import corrupt
 from ..data.federation import Federation, FederationError
 from ..data.preprocessing import Pixels
 from ..methods._method import Method
 from ..methods._problem import Problem
 from ..runs.config import Config, Graph
-from ..training import models
 from ..training.augment import Augmentation
-from ..training.choose import Choice, choose
 from ..training.cohort import Cohort, Samples
 from ..training.execution import OneByOne, Stacked, has_batch_statistics
+from .stock import Objects, Stock, stocked
 
 FEW = 5
 """Training samples below which a client's part in the means deserves a word."""
-DTYPES = {
-    "float32": torch.float32,
-    "float32-strict": torch.float32,
-    "bf16": torch.float32,  # weights stay in single precision; products of them do not
-    "float64": torch.float64,
-}
 GRAPHS = ("given", "none", "empty", "complete", "permuted", "groups", "inferred")
 
 
@@ -76,132 +63,81 @@ class Assembly:
         )
 
 
-Function = Callable[[Tensor, Tensor], Tensor]
-
-
-def assemble(
-    config: Config,
-    federation: Federation | None = None,
-    *,
-    model: Callable[..., nn.Module] | None = None,
-    loss: Function | None = None,
-    metric: Function | None = None,
-) -> Assembly:
-    """Loads the data, builds the model and decides how clients are run. Writes nothing.
+def assemble(config: Config, objects: Objects | None = None, stock: Stock | None = None) -> Assembly:
+    """A run from its configuration, on a stock of data and model that it may share with others. Writes nothing.
 
     The returned configuration records what `auto` decided, so that a resumed run does not decide again.
     """
-    split_seed, init_seed, training_seed = config.seeds
     method = config.built_method()
-    config = config.model_copy(update={"graph": _located(config.graph)})
-    if federation is None:
-        federation = load_federation(config)
-    dtype, device = DTYPES[config.precision], chosen_device(config.device)
-    federation = replace(federation, task=_task(federation.task, config, loss, metric))
-    federation = federation.with_validation(config.data.validation, split_seed)
-    federation = corrupt(federation, seed=split_seed, **config.corruption.model_dump())
-    if method.uses_graph:
-        federation = _related(federation, config.graph, split_seed)
-    newcomers = _newcomers(federation, config.participation.novel, split_seed)
-    known, everyone = federation.without(newcomers)
-    _refuse_what_has_no_score(known)
-    task = federation.task
-
-    def drawn(seed: int) -> nn.Module:
-        with torch.random.fork_rng([]):
-            torch.manual_seed(seed)
-            return models.build(model or config.model.name, task.inputs, task.outputs, config.model.settings)
-
-    def fresh(generator: torch.Generator) -> Tensor:
-        seed = int(torch.randint(2**62, (1,), generator=generator))
-        return layout.row(drawn(seed), dtype).to(device)
-
-    module = drawn(streams.number(init_seed, "initial weights"))
-    models.check(module, task.inputs, task.outputs)
-    _refuse_what_no_one_can_average(module)
-    module = module.to(dtype)
-    layout = Layout.of(module)
+    config = config.model_copy(update={"graph": located(config.graph)})
+    stock = stock or stocked(config, objects or Objects())
+    everyone = _with_graph(stock, config, method)
     if config.local.nesterov and not config.local.momentum:
         raise ConfigError("local.nesterov = true needs a momentum: set local.momentum, for example to 0.9.")
-    if layout.parameters == 0:
-        raise models.ModelError("The model has no parameter that could be trained.")
-    if has_batch_statistics(module):
+    if has_batch_statistics(stock.module):
         _check_batch_statistics(config, everyone)
-
-    parts = [(_cast(c.train[0], dtype), _cast(c.train[1], dtype)) for c in everyone.clients]
-    held = [c.validation or (c.train[0][:0], c.train[1][:0]) for c in everyone.clients]
-    tests = [(_cast(c.test[0], dtype), _cast(c.test[1], dtype)) for c in everyone.clients]
-    train = Samples.of(parts, device)
     problem = Problem(
-        task=task,
-        layout=layout,
+        task=stock.task,
+        layout=stock.layout,
         names=everyone.names,
-        samples=torch.tensor(train.counts, device=device),
-        initial=layout.row(module, dtype).to(device),
+        samples=torch.tensor(stock.train.counts, device=stock.device),
+        initial=stock.initial,
         rounds=config.rounds,
-        known=len(known),
-        fresh=fresh,
-        groups=None if everyone.groups is None else everyone.groups.to(device),
-        graph=None if everyone.graph is None else everyone.graph.to(device, dtype),
+        known=stock.known,
+        fresh=stock.fresh,
+        groups=None if everyone.groups is None else everyone.groups.to(stock.device),
+        graph=None if everyone.graph is None else everyone.graph.to(stock.device, stock.dtype),
     )
     try:  # before anything is tried with the model: what does not fit is to be told, not killed
         method.check(problem, config.local)
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    first = parts[0][0][:4].to(device), parts[0][1][:4].to(device)
-    choice: Choice = choose(module, layout, task.loss, *first, config.execution, config.precision)
+    choice = stock.choice
     warnings = _worth_knowing(config, method, everyone)
     if config.execution == "stacked" and not isinstance(choice.execution, Stacked):
         warnings.append(f"Clients cannot be stacked: {choice.reason}. They run one by one.")
-    config = config.model_copy(update={"execution": choice.execution.name, "device": device.type})
+    config = config.model_copy(update={"execution": choice.execution.name, "device": stock.device.type})
     if not config.data.given:
-        own = config.data.model_copy(update={"digest": data.digest(config.data.name)})
+        own = config.data.model_copy(update={"digest": stock.digest})
         config = config.model_copy(update={"data": own})
     cohort = Cohort(
         names=everyone.names,
-        train=train,
-        validation=Samples.of([(_cast(x, dtype), _cast(y, dtype)) for x, y in held], device),
-        task=task,
-        layout=layout,
+        train=stock.train,
+        validation=stock.validation,
+        task=stock.task,
+        layout=stock.layout,
         execution=choice.execution,
         local=config.local,
-        seed=training_seed,
+        seed=config.seeds[2],
         rounds=config.rounds,
-        class_weight=_class_weights(config, task, everyone, dtype, device),
-        merge_single=has_batch_statistics(module),
+        class_weight=_class_weights(config, stock.task, everyone, stock.dtype, stock.device),
+        merge_single=has_batch_statistics(stock.module),
         random_layers=choice.random_layers,
         augmentation=_augmentation(everyone) if config.data.augment else None,
     )
-    test = Samples.of(tests, device)
-    execution, reason = choice.execution, choice.reason
-    return Assembly(config, method, everyone, problem, cohort, test, execution, device, reason, tuple(warnings))
+    return Assembly(
+        config=config,
+        method=method,
+        federation=everyone,
+        problem=problem,
+        cohort=cohort,
+        test=stock.test,
+        execution=choice.execution,
+        device=stock.device,
+        reason=choice.reason,
+        warnings=tuple(warnings),
+    )
 
 
-def load_federation(config: Config) -> Federation:
-    if config.data.given:
-        raise ConfigError(
-            f"The federation of this configuration, {config.data.name!r}, was given as a Python object: give it again, "
-            "as in fedkin.resume(path, federation=...) or fedkin.run(config, federation=...)."
-        )
-    settings = config.data.model_dump(exclude={"name", "given", "split", "augment"})
-    return data.load(config.data.name, config.data.split, seed=config.seeds[0], table=config.table, **settings)
+def _with_graph(stock: Stock, config: Config, method: Method) -> Federation:
+    """All clients, newcomers last, with the graph that the method is to look at: its own, or the federation's."""
+    if not method.uses_graph:
+        return stock.federation
+    related = _related(stock.related, config.graph, config.seeds[0])
+    return related.without(stock.federation.names[stock.known :])[1]
 
 
-def _task(task: Task, config: Config, loss: Function | None, metric: Function | None) -> Task:
-    """The task with the loss and the metric that were asked for, by name or as Python functions."""
-    try:
-        if config.learning.loss != "default":
-            task = replace(task, loss=loss_named(loss or config.learning.loss))
-        if config.learning.metric != "default":
-            task = replace(task, metric=metric_named(metric or config.learning.metric, task.kind))
-        if config.learning.lower_is_better:
-            task = replace(task, metric=replace(task.metric, higher_is_better=False))
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    return replace(task, metric=task.metric.in_units(task.units[1]))
-
-
-def _located(graph: Graph) -> Graph:
+def located(graph: Graph) -> Graph:
     """With the absolute path, if a file is named, so that a run finds it from anywhere."""
     source = graph.source
     if source in GRAPHS:
@@ -241,16 +177,6 @@ def _related(federation: Federation, graph: Graph, seed: int) -> Federation:
     return federation.with_graph(Path(source))
 
 
-def _refuse_what_has_no_score(federation: Federation) -> None:
-    if federation.task.metric.name != "auc":
-        return
-    if all(len(set(client.test[1].tolist())) < 2 for client in federation.clients):
-        raise FederationError(
-            "No client's test data has samples of two classes, so nobody would have an AUC; choose another metric, "
-            "such as learning.metric = 'accuracy', or set more samples aside for testing."
-        )
-
-
 def _worth_knowing(config: Config, method: Method, federation: Federation) -> list[str]:
     """What is not wrong but may surprise, in sentences."""
     told = list(federation.notes)
@@ -285,15 +211,6 @@ def _augmentation(federation: Federation) -> Augmentation:
     return Augmentation(pad=4, flip=True, fill=tuple(black))
 
 
-def _newcomers(federation: Federation, share: float, seed: int) -> list[str]:
-    """Names held out as newcomers, by lot."""
-    count = round(share * len(federation))
-    if share and not count:
-        raise ConfigError(f"participation.novel = {share} of {len(federation)} clients is nobody; take a larger share.")
-    lots = sorted(federation.names, key=lambda name: streams.number(seed, name, "newcomer"))
-    return lots[:count]
-
-
 def _class_weights(
     config: Config, task: Task, federation: Federation, dtype: torch.dtype, device: torch.device
 ) -> Tensor | None:
@@ -318,16 +235,3 @@ def _check_batch_statistics(config: Config, federation: Federation) -> None:
     for client in federation.clients:
         if client.samples < 2:
             raise FederationError(f"Client {client.name!r} has one training sample, and BatchNorm needs at least two.")
-
-
-def _refuse_what_no_one_can_average(module: nn.Module) -> None:
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats and layer.momentum is None:
-            raise models.ModelError(
-                f"Layer {name!r} is a BatchNorm with momentum=None, whose average needs a count of batches that cannot "
-                "be mixed between clients. Give it a momentum, such as 0.1."
-            )
-
-
-def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
-    return values.to(dtype) if values.is_floating_point() else values

@@ -6,9 +6,6 @@ rounds; its collaboration xi, made mutual and cut to each client's closest kin, 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,44 +18,34 @@ from ..runs.folder import Writer
 from .assembly import Assembly
 from .simulation import Interrupted, Listener, Simulation
 
-_remembered: ContextVar[dict[str, Tensor] | None] = ContextVar("attention", default=None)
+Attentions = dict[str, Tensor]
+"""Attention by the configuration of the run that told it: methods and points of a grid share it. For runs that were all
+given the same Python objects, of which a configuration says no more than their names."""
 
 
-@contextmanager
-def remembering() -> Iterator[None]:
-    """Inside, attention under one configuration is worked out once: methods and points of a grid share it.
-
-    For runs that were all given the same Python objects, of which a configuration says no more than their names.
-    """
-    token = _remembered.set({})
-    try:
-        yield
-    finally:
-        _remembered.reset(token)
-
-
-def graph(ready: Assembly, listener: Listener | None = None) -> Tensor:
+def graph(ready: Assembly, listener: Listener | None = None, known: Attentions | None = None) -> Tensor:
     """(m, m) edges of weight 1 between those who attend to each other most; rows as in `ready.problem`."""
-    return graphs.from_collaboration(attention(ready, listener), ready.config.graph.top, ready.problem.known)
+    return graphs.from_collaboration(attention(ready, listener, known), ready.config.graph.top, ready.problem.known)
 
 
-def attention(ready: Assembly, listener: Listener | None = None) -> Tensor:
+def attention(ready: Assembly, listener: Listener | None = None, known: Attentions | None = None) -> Tensor:
     """(m, m) xi after `graph.infer_rounds` rounds of `graph.infer_by`, on the data and with the local training of this
-    run. A newcomer's row comes from its own exchanges with the trained, who know nothing of it."""
+    run. A newcomer's row comes from its own exchanges with the trained, who know nothing of it.
+
+    What is in `known` is not worked out again, and what is worked out is put there.
+    """
+    known = {} if known is None else known
     first = _before(ready)
-    kept, key = _remembered.get(), first.config.model_dump_json()
-    if kept is not None and key in kept:
-        return kept[key]
-    with TemporaryDirectory(prefix="fedkin-") as folder:
-        simulation = Simulation(first, Writer(Path(folder)), _overheard(listener))
-        try:
-            simulation.run()
-        except Interrupted:
-            raise Interrupted("Stopped while the graph was being inferred, before round 1.") from None
-    xi = simulation.server.xi
-    if kept is not None:
-        kept[key] = xi
-    return xi
+    key = first.config.model_dump_json()
+    if key not in known:
+        with TemporaryDirectory(prefix="fedkin-") as folder:
+            simulation = Simulation(first, Writer(Path(folder)), _overheard(listener))
+            try:
+                simulation.run()
+            except Interrupted:
+                raise Interrupted("Stopped while the graph was being inferred, before round 1.") from None
+        known[key] = simulation.server.xi
+    return known[key]
 
 
 def _before(ready: Assembly) -> Assembly:

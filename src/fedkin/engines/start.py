@@ -18,8 +18,10 @@ from ..runs.checkpoint import Checkpoint
 from ..runs.config import Config, merge, read_toml, resolve
 from ..runs.folder import GRAPH, RunError, RunFolder, Writer
 from . import inferred_graph
-from .assembly import Assembly, assemble
+from .assembly import Assembly, assemble, located
+from .inferred_graph import Attentions
 from .simulation import Listener, Simulation
+from .stock import Objects
 
 Settings = Mapping[str, Any]
 Network = Callable[..., nn.Module] | nn.Module | str | Settings
@@ -75,7 +77,18 @@ def assembled(
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Assembly:
     """A complete configuration and the Python objects it speaks of, ready to run."""
-    return assemble(config, federation, model=_factory(model), loss=loss, metric=metric)
+    return assemble(config, given(federation=federation, model=model, loss=loss, metric=metric))
+
+
+def given(
+    *,
+    federation: Federation | None = None,
+    model: Network | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    metric: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> Objects:
+    """What runs are made of beside their configuration."""
+    return Objects(federation, _factory(model), loss, metric)
 
 
 def table(config: Settings | Config | Path | str | None) -> dict[str, Any]:
@@ -104,32 +117,38 @@ def start(ready: Assembly, path: Path, listener: Listener | None = None) -> None
         raise
 
 
-def created(ready: Assembly, path: Path, listener: Listener | None = None) -> Simulation:
+def created(
+    ready: Assembly, path: Path, listener: Listener | None = None, known: Attentions | None = None
+) -> Simulation:
     """What was prepared, in a new folder and not yet begun."""
     writer = Writer.create(path, ready.config)
     _announce(ready, listener)
     try:
-        return Simulation(_with_its_graph(ready, writer, listener), writer, listener)
+        return Simulation(_with_its_graph(ready, writer, listener, known), writer, listener)
     except FedkinError:
         writer.discard()
         raise
 
 
-def reopened(ready: Assembly, path: Path, listener: Listener | None = None) -> tuple[Simulation, Checkpoint | None]:
+def reopened(
+    ready: Assembly, path: Path, listener: Listener | None = None, known: Attentions | None = None
+) -> tuple[Simulation, Checkpoint | None]:
     """What was prepared, in its own unfinished folder, and where it goes on from."""
     writer = Writer(path)
     checkpoint = Checkpoint.load(writer.checkpoint, ready.config) if writer.checkpoint.exists() else None
-    ready = _with_its_graph(ready, writer, listener)  # first, as a run whose graph is damaged stays as it is
+    ready = _with_its_graph(ready, writer, listener, known)  # first, as a run whose graph is damaged stays as it is
     writer.cut_back(checkpoint.round if checkpoint else 0)
     _announce(ready, listener)
     return Simulation(ready, writer, listener), checkpoint
 
 
-def opened(ready: Assembly, path: Path, listener: Listener | None = None) -> tuple[Simulation, Checkpoint | None]:
-    """What was prepared: in its own folder, if it was begun there, else in a new one."""
+def opened(
+    ready: Assembly, path: Path, listener: Listener | None = None, known: Attentions | None = None
+) -> tuple[Simulation, Checkpoint | None]:
+    """What was prepared: in its own folder, if it was begun there, else in a new one. `known`: see `inferred_graph`."""
     if (path / "config.toml").exists():
-        return reopened(ready, path, listener)
-    return created(ready, path, listener), None
+        return reopened(ready, path, listener, known)
+    return created(ready, path, listener, known), None
 
 
 def _announce(ready: Assembly, listener: Listener | None) -> None:
@@ -139,7 +158,7 @@ def _announce(ready: Assembly, listener: Listener | None) -> None:
         listener.on_start(ready)
 
 
-def _with_its_graph(ready: Assembly, writer: Writer, listener: Listener | None) -> Assembly:
+def _with_its_graph(ready: Assembly, writer: Writer, listener: Listener | None, known: Attentions | None) -> Assembly:
     """With the graph that the run began with, if it has begun; else its graph is inferred if need be, and kept."""
     if not ready.method.uses_graph:
         return ready
@@ -152,16 +171,34 @@ def _with_its_graph(ready: Assembly, writer: Writer, listener: Listener | None) 
             )
         return ready.with_graph(torch.from_numpy(kept))
     if ready.infers:
-        ready = ready.with_graph(inferred_graph.graph(ready, listener))
+        ready = ready.with_graph(inferred_graph.graph(ready, listener, known))
     if ready.problem.graph is not None:
         writer.graph(ready.problem.graph, ready.problem.names)
     return ready
 
 
 def refuse_other_settings(path: Path, config: Config) -> None:
-    """The same command goes on with its own runs, and with no one else's."""
-    if (path / "config.toml").exists() and RunFolder(path).resolved() != config:
+    """The same command goes on with its own runs, and with no one else's.
+
+    What `auto` decides is as it was decided, where the run is complete: nothing needs to be read to know it again.
+    """
+    if not (path / "config.toml").exists():
+        return
+    run = RunFolder(path)
+    found = run.resolved()
+    if found != (_as_decided(config, found) if run.complete else config):
         raise RunError(f"{path} holds a run with other settings; choose another folder with --out, or remove it.")
+
+
+def _as_decided(config: Config, found: Config) -> Config:
+    decided: dict[str, Any] = {"graph": located(config.graph)}
+    if config.device == "auto":
+        decided["device"] = found.device
+    if config.execution != "one-by-one":  # what cannot be stacked runs one by one
+        decided["execution"] = found.execution
+    if not config.data.given:
+        decided["data"] = config.data.model_copy(update={"digest": data.digest(config.data.name)})
+    return config.model_copy(update=decided)
 
 
 def free_folder(config: Config, parent: Path = Path("runs")) -> Path:

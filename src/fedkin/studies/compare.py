@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from ..data.federation import Federation
-from ..engines.assembly import Assembly
 from ..engines.simulation import Listener
-from ..engines.start import Network, Settings, prepare, table
+from ..engines.start import Network, Settings, configured, table
 from ..evidence import comparison, worth_joining
 from ..evidence.references import Reference, rows
 from ..runs.config import merge
 from . import references
-from .plan import Planned, carried_out, planned
+from .carry_out import carry_out
+from .plan import Cell, Listeners, compared, seeds_together
 from .run import Run
+from .supply import Supply
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,7 @@ def compare(
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
     references: Sequence[str] = (),
     out: Path | str = "runs/comparison",
+    jobs: int = 1,
     listener: Callable[[str, int], Listener] | None = None,
     **settings: Any,
 ) -> Results:
@@ -93,37 +96,41 @@ def compare(
     again goes on where the last one ended. `seeds`: how many, from the configuration's `seed` on, or which.
 
     A method's own settings go to those methods that have them. A table `methods.NAME` in the configuration is laid over
-    it for that method alone. `references` are rows without federated learning (`fedkin.studies.references`).
+    it for that method alone. `references` are rows without federated learning (`fedkin.studies.references`). `jobs`:
+    how many runs go on at a time, in processes of their own; the numbers are the same.
     """
-    folder = Path(out)
+    folder, raw = Path(out), merge(table(config), settings)
     objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
-    raw = merge(table(config), settings)
-    plan = planned(raw, methods, seeds, folder, objects)
-    write_references = _without_learning(raw, plan, references, folder, objects, listener)
-    results = Results(carried_out(plan, objects, listener), folder)
-    write_references()
-    return results
+    supply = Supply(objects)
+    cells = compared(raw, methods, seeds, folder, objects)
+    stacks = seeds_together(cells, supply)
+    yardsticks = Yardsticks(raw, references, dict.fromkeys(cell.config.seed for cell in cells), objects, supply)
+    told: Listeners | None = None
+    if listener is not None:
+        told = partial(_of_a_cell, listener)
+    carry_out(stacks, supply, objects, told, jobs=jobs)
+    yardsticks.write(folder, listener)
+    return Results([Run(cell.path) for cell in cells], folder)
 
 
-def _without_learning(
-    raw: Settings,
-    plan: Sequence[Planned],
-    names: Sequence[str],
-    folder: Path,
-    objects: Settings,
-    listener: Callable[[str, int], Listener] | None,
-) -> Callable[[], None]:
-    """What writes these rows beside the runs of a plan; that they can be made is tried here, before any run."""
-    common = {key: value for key, value in raw.items() if key not in ("methods", "settings")}
+def _of_a_cell(listener: Callable[[str, int], Listener], cell: Cell) -> Listener:
+    return listener(cell.config.method, cell.config.seed)
 
-    def ready(seed: int) -> Assembly:
-        return prepare(merge(common, {"method": "separate", "seed": seed, "graph": {"source": "none"}}), **objects)
 
-    if names:
-        references.check(ready(plan[0].seed), names)
+class Yardsticks:
+    """Rows without federated learning beside a comparison's runs; that they can be made is tried before any run."""
 
-    def write() -> None:
-        for seed in dict.fromkeys(each.seed for each in plan) if names else ():
-            references.beside(folder, ready(seed), names, listener("references", seed) if listener else None)
+    def __init__(
+        self, raw: Settings, names: Sequence[str], seeds: Iterable[int], objects: Settings, supply: Supply
+    ) -> None:
+        common = {key: value for key, value in raw.items() if key not in ("methods", "settings")}
+        alone = {"method": "separate", "graph": {"source": "none"}}
+        self.names, self.supply = names, supply
+        self.configs = [configured(merge(common, alone | {"seed": s}), **objects) for s in seeds] if names else []
+        if names:
+            references.check(supply.assembled(self.configs[0]), names)
 
-    return write
+    def write(self, folder: Path, listener: Callable[[str, int], Listener] | None) -> None:
+        for config in self.configs:
+            told = listener("references", config.seed) if listener else None
+            references.beside(folder, self.supply.assembled(config), self.names, told)

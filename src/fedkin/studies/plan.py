@@ -1,4 +1,4 @@
-"""What a comparison is going to run."""
+"""What a study is going to run: its cells, each tried before any is begun, and the stacks they are trained in."""
 
 from __future__ import annotations
 
@@ -9,29 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from ..base.settings import ConfigError, unknown_key
-from ..engines import inferred_graph
 from ..engines.assembly import Assembly
 from ..engines.capacity import SMALL
-from ..engines.lockstep import run_together
-from ..engines.simulation import Listener, Simulation
-from ..engines.start import Settings, opened, prepare, refuse_other_settings
-from ..errors import FedkinError
+from ..engines.simulation import Listener
+from ..engines.start import Settings, configured, refuse_other_settings
 from ..methods import find
-from ..runs.checkpoint import Checkpoint
 from ..runs.config import Config, merge, resolve
-from .run import Run
-
-FEW_NUMBERS = 1 << 25
-"""Inputs of all clients, as many as are worth copying to train seeds side by side."""
+from .supply import Supply
 
 
 @dataclass(frozen=True)
-class Planned:
-    """A run of a comparison: tried, but not yet begun."""
+class Cell:
+    """A run of a study: what it is called, its settings and its folder."""
 
-    method: str
-    seed: int
-    raw: Settings
+    name: str
     config: Config
     path: Path
 
@@ -40,10 +31,29 @@ class Planned:
         return (self.path / "summary.json").exists()
 
 
-def planned(
+Stack = list[Cell]
+"""Cells that are trained at the same time, as further rows of one stack where that can be."""
+Listeners = Callable[[Cell], Listener]
+
+
+def tried(cell: Cell, supply: Supply) -> Assembly | None:
+    """The run of a cell, refused if it cannot be or if its folder holds a run with other settings; None where it is
+    complete. All cells of a study are tried before any is run: a wrong setting of the last would cost an hour."""
+    if cell.complete:
+        refuse_other_settings(cell.path, cell.config)
+        return None
+    ready = supply.assembled(cell.config)
+    refuse_other_settings(cell.path, ready.config)
+    return ready
+
+
+# ---- methods x seeds ----
+
+
+def compared(
     raw: Settings, methods: Sequence[str], seeds: int | Sequence[int], folder: Path, objects: Settings
-) -> list[Planned]:
-    """The runs of a comparison. All are tried before any is run: a wrong setting of the last would cost an hour."""
+) -> list[Cell]:
+    """The cells of a comparison, method by method."""
     by_method: Settings = raw.get("methods", {})
     if not isinstance(by_method, Mapping):
         raise ConfigError(
@@ -57,16 +67,14 @@ def planned(
     numbers = list(range(first, first + seeds)) if isinstance(seeds, int) else list(dict.fromkeys(seeds))
     if not methods or not numbers:
         raise ConfigError("A comparison needs at least one method and one seed.")
-    plan = []
     common = {key: value for key, value in raw.items() if key != "methods"}
+    cells = []
     for method, one in _for_each(dict.fromkeys(methods), common).items():
         for seed in numbers:
             settings = merge(merge(one, by_method.get(method, {})), {"method": method, "seed": seed})
             path = folder / f"{method.replace(':', '.')}-seed{seed}"
-            config = prepare(settings, **objects).config
-            refuse_other_settings(path, config)
-            plan.append(Planned(method, seed, settings, config, path))
-    return plan
+            cells.append(Cell(f"{method}, seed {seed}", configured(settings, **objects), path))
+    return cells
 
 
 def _for_each(methods: Iterable[str], raw: Settings) -> dict[str, dict[str, Any]]:
@@ -82,29 +90,25 @@ def _for_each(methods: Iterable[str], raw: Settings) -> dict[str, dict[str, Any]
     return {name: {**raw, "settings": {k: v for k, v in common.items() if k in own}} for name, own in fields.items()}
 
 
-@inferred_graph.remembering()
-def carried_out(
-    plan: Sequence[Planned], objects: Settings, listener: Callable[[str, int], Listener] | None = None
-) -> list[Run]:
-    """The runs of a plan; complete ones are kept, unfinished ones resumed."""
-    for _, seeds in groupby(plan, key=lambda each: each.method):
-        pending = []
-        for each in seeds:
-            if not each.complete:
-                pending.append(each)
-            elif listener:  # it is counted all the same
-                listener(each.method, each.seed)
-        ready = ((each, prepare(each.raw, **objects)) for each in pending)
-        for stack in _stacks(ready):
-            _side_by_side(stack, listener)
-    return [Run(each.path) for each in plan]
+FEW_NUMBERS = 1 << 25
+"""Inputs of all clients, as many as are worth copying to train seeds side by side."""
 
 
-def _stacks(ready: Iterable[tuple[Planned, Assembly]]) -> Iterator[list[tuple[Planned, Assembly]]]:
-    """Seeds of a method in stacks: where models are small, many at a time cost little more than one."""
-    stack: list[tuple[Planned, Assembly]] = []
+def seeds_together(cells: Sequence[Cell], supply: Supply) -> list[Stack]:
+    """The cells in stacks, each of one method's seeds; every cell is tried."""
+    stacks = []
+    for _, members in groupby(cells, key=lambda cell: (cell.path.parent, cell.config.method)):
+        tries = [(cell, tried(cell, supply)) for cell in members]
+        stacks += [[cell] for cell, ready in tries if ready is None]
+        stacks += list(_small_together([(cell, ready) for cell, ready in tries if ready is not None]))
+    return stacks
+
+
+def _small_together(ready: Sequence[tuple[Cell, Assembly]]) -> Iterator[Stack]:
+    """Where models are small, many at a time cost little more than one."""
+    stack: Stack = []
     room = 0
-    for each, assembly in ready:
+    for cell, assembly in ready:
         numbers = len(assembly.problem) * assembly.problem.layout.size
         small = assembly.execution.name == "stacked" and assembly.device.type == "cpu" and numbers < SMALL
         room -= 1
@@ -113,23 +117,6 @@ def _stacks(ready: Iterable[tuple[Planned, Assembly]]) -> Iterator[list[tuple[Pl
             stack = []
         if not stack:
             room = min(SMALL // numbers, FEW_NUMBERS // assembly.cohort.train.x.numel()) if small else 0
-        stack.append((each, assembly))
+        stack.append(cell)
     if stack:
         yield stack
-
-
-def _side_by_side(stack: list[tuple[Planned, Assembly]], listener: Callable[[str, int], Listener] | None) -> None:
-    """Runs these to their ends, those that were begun from their checkpoints."""
-    begun: list[tuple[Simulation, Checkpoint | None]] = []
-    try:
-        for each, assembly in stack:
-            told = listener(each.method, each.seed) if listener else None
-            begun.append(opened(assembly, each.path, told))
-        stopped = run_together([s for s, _ in begun], [c for _, c in begun])
-    except FedkinError:  # a method that breaks its contract in the first round, for one
-        for simulation, checkpoint in begun:
-            if checkpoint is None:
-                simulation.writer.discard()
-        raise
-    for error in stopped.values():
-        raise error

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from torch import Tensor
 from ..base import machine
 from ..base.settings import ConfigError
 from ..data.federation import Federation
-from ..engines import inferred_graph, lockstep, start
+from ..engines import lockstep, start
 from ..engines.assembly import Assembly
-from ..engines.simulation import Interrupted, Listener
+from ..engines.simulation import Listener
 from ..evidence import grid
 from ..evidence.comparison import flat_settings
 from ..evidence.grid import Trial
@@ -28,24 +29,20 @@ from ..maths import statistics
 from ..runs import options
 from ..runs.config import Config, merge
 from ..runs.folder import replace_file
+from .carry_out import carry_out
+from .plan import Cell, Listeners, Stack, tried
 from .run import Run
+from .supply import Supply
 
 TUNED = ("settings.", "local.", "model.")
 """What a grid may be over: whatever leaves the validation data as they are."""
 
 
 @dataclass(frozen=True)
-class Point:
-    """A point of the grid: the values of its settings by their full names, and the run that tries them."""
+class Point(Cell):
+    """A point of the grid: the run that tries it, and the values of its settings by their full names."""
 
-    name: str
     values: dict[str, Any]
-    config: Config
-    path: Path
-
-    @property
-    def complete(self) -> bool:
-        return (self.path / "summary.json").exists()
 
 
 @dataclass(frozen=True)
@@ -54,9 +51,10 @@ class Plan:
 
     grid: dict[str, list[Any]]
     points: list[Point]
-    stacks: list[list[Point]]
+    stacks: list[Stack]
     path: Path
     objects: Mapping[str, Any]
+    supply: Supply
 
 
 @dataclass(frozen=True)
@@ -98,16 +96,18 @@ def tune(
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
     out: Path | str = "runs/tune",
+    jobs: int = 1,
     listener: Callable[[str], Listener] | None = None,
     **settings: Any,
 ) -> Tuned:
     """Tries every combination of the grid's values and chooses on validation data.
 
     `grid`: `{"local.lr": [0.001, 0.01], "sigma": ["auto", 10]}`, or a table `grid` in the configuration. Points that
-    are already complete in `out` are kept, unfinished ones resumed. `out/best.toml` is the configuration of the best.
+    are already complete in `out` are kept, unfinished ones resumed. `out/best.toml` is the configuration of the best;
+    `jobs` is as for `compare`.
     """
     objects = {"federation": federation, "model": model, "loss": loss, "metric": metric}
-    return carry_out(plan(merge(start.table(config), settings), grid or {}, Path(out), objects), listener)
+    return tried_out(plan(merge(start.table(config), settings), grid or {}, Path(out), objects), listener, jobs)
 
 
 # ---- before anything runs ----
@@ -139,54 +139,31 @@ def plan(raw: start.Settings, grid: Mapping[str, Sequence[Any]], out: Path, obje
     for values in (dict(zip(chosen, each, strict=True)) for each in product(*chosen.values())):
         name = _unused(options.label(values), {p.name for p in points})
         config = start.configured(options.laid_over(common, values), **objects)
-        points.append(Point(name, values, config, out / name))
-    return Plan(chosen, points, _stacks(points, _Bench(objects)), out, objects)
+        points.append(Point(name, config, out / name, values))
+    supply = Supply(objects)
+    return Plan(chosen, points, _stacks(points, supply), out, objects, supply)
 
 
-def _stacks(points: list[Point], bench: _Bench) -> list[list[Point]]:
+def _stacks(points: list[Point], supply: Supply) -> list[Stack]:
     """The points in stacks, as far as they are alike and memory allows; each point is tried, and refused if wrong."""
-    stacks: dict[str, list[list[Point]]] = {}
-    bases = {_base(p.config): None for p in points}
-    for point in sorted(points, key=lambda p: list(bases).index(_base(p.config))):  # those that share data in a row
-        ready = bench.assembled(point.config)
-        start.refuse_other_settings(point.path, ready.config)
-        _refuse_without_validation(ready)
-        alike = stacks.setdefault(_base(point.config) + lockstep.kind(ready.method, ready.config.local), [[]])
-        if len(alike[-1]) >= _points_at_once(ready):
+    stacks: dict[str, list[Stack]] = {}
+    bases = list(dict.fromkeys(_base(p.config) for p in points))
+    for point in sorted(points, key=lambda p: bases.index(_base(p.config))):  # those that share data in a row
+        ready = tried(point, supply)
+        if ready is not None:
+            _refuse_without_validation(ready)
+        method = point.config.built_method()
+        alike = stacks.setdefault(_base(point.config) + lockstep.kind(method, point.config.local), [[]])
+        if ready is not None and len(alike[-1]) >= _points_at_once(ready):
             alike.append([])
         alike[-1].append(point)
     return [stack for alike in stacks.values() for stack in alike]
 
 
-class _Bench:
-    """Assembles points; those that differ only in the learning rate or the method's settings share data and model."""
-
-    def __init__(self, objects: Mapping[str, Any]) -> None:
-        self.objects = objects
-        self.last: tuple[str, Assembly] | None = None
-
-    def assembled(self, config: Config) -> Assembly:
-        base = _base(config)
-        if self.last is None or self.last[0] != base:
-            self.last = base, start.assembled(config, **self.objects)
-        return _sibling(self.last[1], config)
-
-
 def _base(config: Config) -> str:
-    """All of a configuration but what siblings may differ in, and what `auto` has decided."""
-    table = config.model_dump(mode="json", exclude={"settings", "execution", "device"})
+    """All of a configuration but what points of one stack may differ in."""
+    table = config.model_dump(mode="json", exclude={"settings"})
     return json.dumps(table | {"local": {**table["local"], "lr": None}})
-
-
-def _sibling(ready: Assembly, config: Config) -> Assembly:
-    """The same run with another learning rate and other settings of the method; nothing is copied."""
-    config = ready.config.model_copy(update={"settings": config.settings, "local": config.local})
-    method = config.built_method()
-    try:
-        method.check(ready.problem, config.local)
-    except ValueError as error:
-        raise ConfigError(str(error)) from None
-    return replace(ready, config=config, method=method, cohort=replace(ready.cohort, local=config.local))
 
 
 def _refuse_without_validation(ready: Assembly) -> None:
@@ -216,12 +193,12 @@ def _unused(name: str, taken: set[str]) -> str:
 # ---- running, and choosing ----
 
 
-@inferred_graph.remembering()
-def carry_out(plan: Plan, listener: Callable[[str], Listener] | None = None) -> Tuned:
+def tried_out(plan: Plan, listener: Callable[[str], Listener] | None = None, jobs: int = 1) -> Tuned:
     """Trains what is not complete, stack by stack, and chooses."""
-    bench = _Bench(plan.objects)
-    for stack in plan.stacks:
-        _train([point for point in stack if not point.complete], bench, listener)
+    told: Listeners | None = None
+    if listener is not None:
+        told = partial(_of_a_cell, listener)
+    carry_out(plan.stacks, plan.supply, plan.objects, told, jobs=jobs, spare_diverged=True)
     tuned = Tuned(plan.grid, [_trial(point) for point in plan.points], plan)
     chosen = ", ".join(f"{name} = {value}" for name, value in tuned.values.items())
     text = f"# Chosen on validation data from a grid of {len(plan.points)} points: {chosen}\n\n"
@@ -230,17 +207,8 @@ def carry_out(plan: Plan, listener: Callable[[str], Listener] | None = None) -> 
     return tuned
 
 
-def _train(stack: list[Point], bench: _Bench, listener: Callable[[str], Listener] | None) -> None:
-    simulations, checkpoints = [], []
-    for point in stack:
-        ready, told = bench.assembled(point.config), listener(point.name) if listener else None
-        simulation, checkpoint = start.opened(ready, point.path, told)
-        simulations.append(simulation)
-        checkpoints.append(checkpoint)
-    if stack:
-        for error in lockstep.run_together(simulations, checkpoints).values():
-            if isinstance(error, Interrupted):  # the others have come to the end of their rounds, and are saved
-                raise error
+def _of_a_cell(listener: Callable[[str], Listener], cell: Cell) -> Listener:
+    return listener(cell.name)
 
 
 def _trial(point: Point) -> Trial:

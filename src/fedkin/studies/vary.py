@@ -15,14 +15,16 @@ from torch import Tensor
 
 from ..base.settings import ConfigError
 from ..data.federation import Federation
-from ..engines import start
 from ..engines.simulation import Listener
+from ..engines.start import Network, Settings, table
 from ..evidence import levels as evidence
 from ..runs import options
 from ..runs.config import Config, merge
+from .carry_out import carry_out
 from .compare import Results
-from .plan import Planned, carried_out, planned
+from .plan import Cell, compared, seeds_together
 from .run import Run
+from .supply import Supply
 
 FIXED = {"method", "seed", "learning.metric"}
 """What does not change from level to level; methods and seeds are varied at every level."""
@@ -67,16 +69,17 @@ class Levels(evidence.Levels):
 
 
 def vary(
-    config: start.Settings | Config | Path | str | None = None,
+    config: Settings | Config | Path | str | None = None,
     *,
     levels: Mapping[str, Sequence[Any]],
     methods: Sequence[str],
     seeds: int | Sequence[int] = 1,
     federation: Federation | None = None,
-    model: start.Network | None = None,
+    model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
     out: Path | str = "runs/levels",
+    jobs: int = 1,
     listener: Callable[[str, str, int], Listener] | None = None,
     **settings: Any,
 ) -> Levels:
@@ -84,25 +87,46 @@ def vary(
 
     `levels`: `{"corruption.labels": [0, 0.2, 0.4], "participation.dropped": [0, 0.3]}`. What is already complete in
     `out` is kept, as in `compare`. Levels that come to the same settings are run once. `listener` is given the level,
-    the method and the seed.
+    the method and the seed; `jobs` is as for `compare`.
     """
-    folder, raw = Path(out), merge(start.table(config), settings)
-    objects = {"federation": federation, "model": model, "loss": loss, "metric": metric}
+    folder, raw = Path(out), merge(table(config), settings)
+    objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
     chosen = options.by_full_name(levels, methods)
     if not chosen:
         raise ConfigError("There is no setting to vary: name one and its levels, such as corruption.labels=0,0.2,0.4.")
-    for name in FIXED & set(chosen):
-        raise ConfigError(f"{name} cannot be varied: at every level methods and seeds are compared by one metric.")
-    plans: list[tuple[str, Any, list[Planned]]] = []
+    refuse_fixed(chosen)
+    planned: list[tuple[str, Any, list[Cell]]] = []
     for name, values in chosen.items():
         for value in values:
             place = folder / options.label({name: value}, full=True)
-            plan = planned(options.laid_over(raw, {name: value}), methods, seeds, place, objects)
-            same = (earlier for *_, earlier in plans if [p.config for p in earlier] == [p.config for p in plan])
-            plans.append((name, value, next(same, plan)))
-    found = []
-    for name, value, plan in plans:
-        told = None if listener is None else partial(listener, plan[0].path.parent.name)
-        runs = carried_out(plan, objects, told)
-        found.append(Level(name, value, runs, plan[0].path.parent))
-    return Levels(found, folder)
+            cells = compared(options.laid_over(raw, {name: value}), methods, seeds, place, objects)
+            same = (earlier for *_, earlier in planned if [c.config for c in earlier] == [c.config for c in cells])
+            planned.append((name, value, next(same, cells)))
+    run_levels([cells for *_, cells in planned], objects, listener, jobs)
+    return Levels([Level(name, value, *_runs(cells)) for name, value, cells in planned], folder)
+
+
+def refuse_fixed(chosen: Mapping[str, Any]) -> None:
+    for name in FIXED & set(chosen):
+        raise ConfigError(f"{name} cannot be varied: at every level methods and seeds are compared by one metric.")
+
+
+def run_levels(
+    levels: Sequence[list[Cell]],
+    objects: Mapping[str, Any],
+    listener: Callable[[str, str, int], Listener] | None,
+    jobs: int,
+) -> None:
+    """Runs several comparisons as one plan; one that stands there twice is run once."""
+    supply = Supply(objects)
+    cells = list({cell.path: cell for level in levels for cell in level}.values())
+    told = None if listener is None else partial(_of_a_cell, listener)
+    carry_out(seeds_together(cells, supply), supply, objects, told, jobs=jobs)
+
+
+def _of_a_cell(listener: Callable[[str, str, int], Listener], cell: Cell) -> Listener:
+    return listener(cell.path.parent.name, cell.config.method, cell.config.seed)
+
+
+def _runs(cells: Sequence[Cell]) -> tuple[list[Run], Path]:
+    return [Run(cell.path) for cell in cells], cells[0].path.parent

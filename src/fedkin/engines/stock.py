@@ -1,0 +1,211 @@
+"""What runs have in common, whatever their method: the clients' data, the model, and how clients are run.
+
+It is the larger part of a run in memory and in the time that it takes to get ready: reading and dealing the data, and
+trying the model. Nothing in it changes while runs go on, so the methods of a comparison share one.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from .. import data
+from ..base import streams
+from ..base.machine import chosen_device
+from ..base.settings import ConfigError
+from ..base.task import Task, loss_named, metric_named
+from ..base.weights import Layout
+from ..data.corrupt import corrupt
+from ..data.federation import Federation, FederationError
+from ..runs.config import Config
+from ..training import models
+from ..training.choose import Choice, choose
+from ..training.cohort import Samples
+
+DTYPES = {
+    "float32": torch.float32,
+    "float32-strict": torch.float32,
+    "bf16": torch.float32,  # weights stay in single precision; products of them do not
+    "float64": torch.float64,
+}
+
+Function = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What was given as Python objects instead of by name."""
+
+    federation: Federation | None = None
+    model: Callable[..., nn.Module] | None = None
+    loss: Function | None = None
+    metric: Function | None = None
+
+
+@dataclass(frozen=True, repr=False)
+class Stock:
+    """Clients with their samples on a device, and the model they train. Newcomers are the clients from `known` on.
+
+    `federation` has the clients in that order and with their validation part, `related` all of them as they were before
+    newcomers were drawn, sorted: the order in which graphs are drawn.
+    """
+
+    related: Federation
+    federation: Federation
+    known: int
+    task: Task
+    module: nn.Module
+    layout: Layout
+    initial: Tensor
+    fresh: Callable[[torch.Generator], Tensor]
+    train: Samples
+    validation: Samples
+    test: Samples
+    device: torch.device
+    dtype: torch.dtype
+    execution: str
+    precision: str
+    digest: str | None
+    """Of a user's own files, as they were when they were read."""
+
+    @cached_property
+    def choice(self) -> Choice:
+        """How clients are run; tried when it is first asked for."""
+        x, y = self.federation.clients[0].train
+        first = _cast(x, self.dtype)[:4].to(self.device), _cast(y, self.dtype)[:4].to(self.device)
+        return choose(self.module, self.layout, self.task.loss, *first, self.execution, self.precision)
+
+    @property
+    def bytes(self) -> int:
+        """What it takes in memory, the clients' own tensors and the copies on the device together."""
+        own = [t for c in self.federation.clients for pair in (c.train, c.test, c.validation) if pair for t in pair]
+        return sum(t.nbytes for s in (self.train, self.validation, self.test) for t in (s.x, s.y)) + sum(
+            t.nbytes for t in own
+        )
+
+
+def data_key(config: Config) -> str:
+    """Equal for configurations that read the same data and deal them alike."""
+    parts = config.model_dump(mode="json", include={"data", "table"})
+    return json.dumps([parts, config.seeds[0]])
+
+
+def key(config: Config) -> str:
+    """Equal for configurations whose runs can share a stock."""
+    shared = {"data", "table", "corruption", "model", "learning", "precision", "device", "execution"}
+    return json.dumps([config.model_dump(mode="json", include=shared), config.participation.novel, config.seeds[:2]])
+
+
+def load_federation(config: Config) -> Federation:
+    """The data that a configuration names, dealt to clients."""
+    if config.data.given:
+        raise ConfigError(
+            f"The federation of this configuration, {config.data.name!r}, was given as a Python object: give it again, "
+            "as in fedkin.resume(path, federation=...) or fedkin.run(config, federation=...)."
+        )
+    settings = config.data.model_dump(exclude={"name", "given", "split", "augment"})
+    return data.load(config.data.name, config.data.split, seed=config.seeds[0], table=config.table, **settings)
+
+
+def stocked(config: Config, objects: Objects, federation: Federation | None = None) -> Stock:
+    """Data and model of a configuration; the federation is read, unless it is at hand."""
+    split_seed, init_seed, _ = config.seeds
+    federation = objects.federation or federation or load_federation(config)
+    dtype, device = DTYPES[config.precision], chosen_device(config.device)
+    federation = replace(federation, task=_task(federation.task, config, objects.loss, objects.metric))
+    federation = federation.with_validation(config.data.validation, split_seed)
+    federation = corrupt(federation, seed=split_seed, **config.corruption.model_dump())
+    newcomers = _newcomers(federation, config.participation.novel, split_seed)
+    known, everyone = federation.without(newcomers)
+    _refuse_what_has_no_score(known)
+    task = federation.task
+
+    def drawn(seed: int) -> nn.Module:
+        with torch.random.fork_rng([]):
+            torch.manual_seed(seed)
+            return models.build(objects.model or config.model.name, task.inputs, task.outputs, config.model.settings)
+
+    def fresh(generator: torch.Generator) -> Tensor:
+        seed = int(torch.randint(2**62, (1,), generator=generator))
+        return layout.row(drawn(seed), dtype).to(device)
+
+    module = drawn(streams.number(init_seed, "initial weights"))
+    models.check(module, task.inputs, task.outputs)
+    _refuse_what_no_one_can_average(module)
+    module = module.to(dtype)
+    layout = Layout.of(module)
+    if layout.parameters == 0:
+        raise models.ModelError("The model has no parameter that could be trained.")
+
+    def samples(pairs: list[tuple[Tensor, Tensor]]) -> Samples:
+        return Samples.of([(_cast(x, dtype), _cast(y, dtype)) for x, y in pairs], device)
+
+    return Stock(
+        related=federation,
+        federation=everyone,
+        known=len(known),
+        task=task,
+        module=module,
+        layout=layout,
+        initial=layout.row(module, dtype).to(device),
+        fresh=fresh,
+        train=samples([c.train for c in everyone.clients]),
+        validation=samples([c.validation or (c.train[0][:0], c.train[1][:0]) for c in everyone.clients]),
+        test=samples([c.test for c in everyone.clients]),
+        device=device,
+        dtype=dtype,
+        execution=config.execution,
+        precision=config.precision,
+        digest=None if config.data.given else data.digest(config.data.name),
+    )
+
+
+def _task(task: Task, config: Config, loss: Function | None, metric: Function | None) -> Task:
+    """The task with the loss and the metric that were asked for, by name or as Python functions."""
+    try:
+        if config.learning.loss != "default":
+            task = replace(task, loss=loss_named(loss or config.learning.loss))
+        if config.learning.metric != "default":
+            task = replace(task, metric=metric_named(metric or config.learning.metric, task.kind))
+        if config.learning.lower_is_better:
+            task = replace(task, metric=replace(task.metric, higher_is_better=False))
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
+    return replace(task, metric=task.metric.in_units(task.units[1]))
+
+
+def _newcomers(federation: Federation, share: float, seed: int) -> list[str]:
+    """Names held out as newcomers, by lot."""
+    count = round(share * len(federation))
+    if share and not count:
+        raise ConfigError(f"participation.novel = {share} of {len(federation)} clients is nobody; take a larger share.")
+    lots = sorted(federation.names, key=lambda name: streams.number(seed, name, "newcomer"))
+    return lots[:count]
+
+
+def _refuse_what_has_no_score(federation: Federation) -> None:
+    if federation.task.metric.name != "auc":
+        return
+    if all(len(set(client.test[1].tolist())) < 2 for client in federation.clients):
+        raise FederationError(
+            "No client's test data has samples of two classes, so nobody would have an AUC; choose another metric, "
+            "such as learning.metric = 'accuracy', or set more samples aside for testing."
+        )
+
+
+def _refuse_what_no_one_can_average(module: nn.Module) -> None:
+    for name, layer in module.named_modules():
+        if isinstance(layer, nn.modules.batchnorm._BatchNorm) and layer.track_running_stats and layer.momentum is None:
+            raise models.ModelError(
+                f"Layer {name!r} is a BatchNorm with momentum=None, whose average needs a count of batches that cannot "
+                "be mixed between clients. Give it a momentum, such as 0.1."
+            )
+
+
+def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:
+    return values.to(dtype) if values.is_floating_point() else values

@@ -1,0 +1,66 @@
+"""Carrying a plan out: stack after stack in this process, or several at a time in processes of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..engines import start
+from ..engines.lockstep import run_together
+from ..engines.simulation import Diverged, Simulation
+from ..errors import FedkinError
+from ..runs.checkpoint import Checkpoint
+from . import workers
+from .plan import Listeners, Stack
+from .supply import Supply
+
+
+def carry_out(
+    stacks: Sequence[Stack],
+    supply: Supply,
+    objects: Mapping[str, Any],
+    listener: Listeners | None = None,
+    *,
+    jobs: int = 1,
+    spare_diverged: bool = False,
+) -> None:
+    """Runs what is not complete; runs that were begun go on from their checkpoints.
+
+    With `jobs`, so many stacks at a time in processes of their own. `spare_diverged`: a run that was told to stop when
+    training diverges is left as it is, and the others go on.
+    """
+    if jobs < 1:
+        raise FedkinError(f"jobs = {jobs} cannot be: it is how many runs go on at a time, 1 or more.")
+    pending = []
+    for stack in stacks:
+        for cell in stack:
+            if cell.complete and listener:  # it is counted all the same
+                listener(cell)
+        pending.append([cell for cell in stack if not cell.complete])
+    pending = [stack for stack in pending if stack]
+    if jobs > 1 and sum(map(len, pending)) > 1:
+        workers.side_by_side(workers.spread(pending, jobs), objects, listener, jobs, spare_diverged)
+        return
+    for stack in pending:
+        run_stack(stack, supply, listener, spare_diverged)
+
+
+def run_stack(stack: Stack, supply: Supply, listener: Listeners | None, spare_diverged: bool) -> None:
+    """Runs these to their ends, those that were begun from their checkpoints."""
+    begun: list[tuple[Simulation, Checkpoint | None]] = []
+    try:
+        for cell in stack:
+            ready, told = supply.assembled(cell.config), listener(cell) if listener else None
+            begun.append(start.opened(ready, cell.path, told, supply.attentions))
+        stopped = run_together([s for s, _ in begun], [c for _, c in begun])
+    except FedkinError:  # a method that breaks its contract in the first round, for one
+        for simulation, checkpoint in begun:
+            if checkpoint is None:
+                simulation.writer.discard()
+        raise
+    finally:
+        for cell in stack:
+            supply.release(cell.config)
+    for error in stopped.values():
+        if not (spare_diverged and isinstance(error, Diverged)):
+            raise error

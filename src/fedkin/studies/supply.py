@@ -1,0 +1,72 @@
+"""What the runs of a study are made of: data are read once for each split seed, and a run is assembled once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ..base import machine
+from ..data.federation import Federation
+from ..engines.assembly import Assembly, assemble
+from ..engines.inferred_graph import Attentions
+from ..engines.start import given
+from ..engines.stock import Stock, data_key, key, load_federation, stocked
+from ..runs.config import Config
+
+SHARE = 1 / 4
+"""Of the free memory, what may be kept for runs to come."""
+
+
+class Supply:
+    """Assembles runs, which share their data and their model where they can.
+
+    Where data are so large that those of all runs would take too much memory, those that were asked for least recently
+    are given up, and read again when they are needed.
+    """
+
+    def __init__(self, objects: Mapping[str, Any]) -> None:
+        self.objects = given(**objects)
+        self.attentions: Attentions = {}
+        """What was seen of who attends to whom, for graphs that are inferred."""
+        self._read: dict[str, Federation] = {}
+        self._stocks: dict[str, tuple[Stock, dict[str, Assembly]]] = {}
+        self._most = SHARE * machine.free_bytes(torch.device("cpu"))
+
+    def assembled(self, config: Config) -> Assembly:
+        """A run, ready to start."""
+        stock, ready = self._stocked(config)
+        name = config.model_dump_json()
+        if name not in ready:
+            ready[name] = assemble(config, self.objects, stock)
+        return ready[name]
+
+    def release(self, config: Config) -> None:
+        """A run that has ended leaves its stock to others, and the device's memory to all."""
+        stock, ready = self._stocks.get(key(config), (None, {}))
+        ready.pop(config.model_dump_json(), None)
+        if stock is not None:
+            stock.choice.execution.forget()
+
+    def _stocked(self, config: Config) -> tuple[Stock, dict[str, Assembly]]:
+        name = key(config)
+        found = self._stocks.pop(name, None) or (stocked(config, self.objects, self._federation(config)), {})
+        self._stocks[name] = found  # the last is the one asked for last
+        while len(self._stocks) > 1 and sum(stock.bytes for stock, _ in self._stocks.values()) > self._most:
+            self._stocks.pop(next(iter(self._stocks)))
+        return found
+
+    def _federation(self, config: Config) -> Federation | None:
+        if config.data.given:
+            return self.objects.federation
+        name = data_key(config)
+        found = self._read.pop(name, None) or load_federation(config)
+        self._read[name] = found
+        while len(self._read) > 1 and sum(map(_bytes, self._read.values())) > self._most:
+            self._read.pop(next(iter(self._read)))
+        return found
+
+
+def _bytes(federation: Federation) -> int:
+    return sum(t.nbytes for client in federation.clients for pair in (client.train, client.test) for t in pair)
