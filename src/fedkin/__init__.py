@@ -16,7 +16,9 @@ from .methods._method import Method
 from .methods._problem import Problem
 from .runs.saved_model import Prediction, Saved
 from .studies.compare import Results, compare
+from .studies.cross import Crossed, cross
 from .studies.run import Run, resume, run
+from .studies.study import study
 from .studies.tune import Tuned, tune
 from .studies.vary import Levels, vary
 from .training.cohort import Cohort
@@ -27,6 +29,7 @@ assert spinning
 __all__ = [
     "Client",
     "Cohort",
+    "Crossed",
     "Federation",
     "FedkinError",
     "Levels",
@@ -43,9 +46,11 @@ __all__ = [
     "Tuned",
     "__version__",
     "compare",
+    "cross",
     "load",
     "resume",
     "run",
+    "study",
     "tune",
     "vary",
 ]

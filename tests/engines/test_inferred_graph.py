@@ -27,6 +27,7 @@ from fedkin.runs.config import merge
 from fedkin.runs.folder import RunError
 from fedkin.studies import plan
 from fedkin.studies.run import Run
+from fedkin.studies.supply import Supply
 
 SIZES = (40, 38, 36, 34, 32, 30)
 GROUPS = (0, 1, 0, 1, 0, 1)
@@ -230,7 +231,7 @@ def test_nothing_is_inferred_before_a_run_begins(inferences):
     assert found.infers
     assert related(found).count_nonzero() == 0
     objects: dict[str, Any] = {"federation": toy(SIZES, GROUPS)}
-    plan.planned(inferring(), ["sfl", OTHER], 3, Path("nowhere"), objects)
+    plan.seeds_together(plan.compared(inferring(), ["sfl", OTHER], 3, Path("nowhere"), objects), Supply(objects))
     assert inferences == []
 
 

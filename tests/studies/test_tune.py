@@ -22,6 +22,7 @@ from fedkin.runs import options
 from fedkin.runs.config import merge
 from fedkin.runs.folder import RunError
 from fedkin.studies import tune
+from fedkin.studies.supply import Supply
 
 SIZES, GROUPS = (40, 36, 30, 24), (0, 1, 0, 1)
 TABLE = merge(BASE, {"data": {"validation": 0.25}, "precision": "float32", "method": "fedamp"})
@@ -184,8 +185,8 @@ def test_a_point_that_diverged_and_was_told_to_stop_is_out_of_the_running(tmp_pa
 
 def at_the_edge(grid: dict[str, list[Any]], chosen: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> list[str]:
     config = start.configured(TABLE)
-    points = [tune.Point("p", chosen, config, Path())]
-    found = tune.Tuned(grid, [], tune.Plan(grid, points, [points], Path(), {}))
+    points = [tune.Point("p", config, Path(), chosen)]
+    found = tune.Tuned(grid, [], tune.Plan(grid, points, [list(points)], Path(), {}, {}, Supply({})))
     monkeypatch.setitem(found.__dict__, "best", tune.Trial("p", chosen, None, 0.5, 1))  # type: ignore[arg-type]
     return found.at_the_edge()
 

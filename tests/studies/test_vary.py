@@ -317,7 +317,8 @@ def test_the_command_writes_pictures_and_a_table_a_setting_and_side(
     words += ["--epochs", "1", "--vary", "corruption.labels=0,0.4", "--vary", "dropped=0,0.3", "--figures", "png"]
     assert command("compare", *words, "--out", tmp_path / "out") == 0
     said = capsys.readouterr()
-    assert "[8/8] participation.dropped=0.3: separate, seed 0" in said.err
+    assert "[6/8] participation.dropped=0.3: separate, seed 0" in said.err
+    assert "[8/8]" in said.err, "the level without lies or losses is run once and counted twice"
     assert "Mean test accuracy in % over corruption.labels, last round (in brackets: best round)" in said.out
     assert "Mean test accuracy in % over participation.dropped, best round (in brackets: last round)" in said.out
     heads = [line.split()[:2] for line in said.out.splitlines() if " clients " in line]

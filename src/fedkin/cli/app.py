@@ -30,6 +30,7 @@ Words = Annotated[list[str] | None, typer.Argument(metavar="[CONFIG.toml] [SETTI
 Native = Annotated[
     bool, typer.Option("--native", help="Each method's own local training, in place of an equal budget for all.")
 ]
+Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", show_default=False)]
 
 

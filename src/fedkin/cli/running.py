@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,15 +18,31 @@ from ..engines.simulation import Interrupted, Listener
 from ..errors import FedkinError
 from ..evidence import comparison
 from ..runs import options
-from ..runs.config import Config
+from ..runs.config import Config, merge, read_toml
 from ..studies import compare as comparing
 from ..studies import demo as demonstration
 from ..studies import run as one
+from ..studies import study as studying
 from ..studies.compare import Results
+from ..studies.cross import Crossed, cross
+from ..studies.kept import Study, taken_apart
 from ..studies.run import Run
+from ..studies.study import Found, default_folder
+from ..studies.tune import Tuned
 from ..studies.vary import Levels, vary
-from .app import FREE, Native, Out, Words, app, paragraphs, table_of
-from .terminal import bar, err, interruptible, listening, out, show_comparison, show_levels, show_run
+from .app import FREE, Jobs, Native, Out, Words, app, paragraphs, table_of
+from .terminal import (
+    bar,
+    err,
+    interruptible,
+    listening,
+    out,
+    show_comparison,
+    show_crossed,
+    show_levels,
+    show_run,
+    show_tuned,
+)
 
 
 @app.command()
@@ -89,28 +106,89 @@ def compare(
     wanted: Annotated[
         list[str] | None, typer.Option("--vary", help="A setting and its levels, key=a,b,c; several times if need be.")
     ] = None,
+    crossed: Annotated[
+        list[str] | None,
+        typer.Option("--cross", help="A setting and its values, key=a,b,c; of several, every combination is run."),
+    ] = None,
+    jobs: Jobs = 1,
 ) -> None:
     """Compare methods over seeds: a table, tests, and a report. The same command again goes on where it ended.
 
     Settings are written as for `fedkin run` (`fedkin settings` lists them)
     and hold for all methods;
     `methods.NAME.settings.key=value` is for one. With `--vary corruption.labels=0,0.2,0.4`
-    they are compared at every level of a setting, in one picture.
+    they are compared at every level of a setting, in one picture;
+    with `--cross data.split=iid,practical --cross local.lr=0.001,0.01` under every combination.
     """
     formats = _formats(figures)
     names, without = ([name.strip() for name in text.split(",") if name.strip()] for text in (chosen, references))
-    if wanted and without:
-        raise FedkinError("--references are rows of one table, and --vary makes a table for each level: leave one out.")
+    if wanted and crossed:
+        raise FedkinError("--vary takes one setting at a time, and --cross every combination: leave one of them out.")
+    if (wanted or crossed) and without:
+        raise FedkinError(
+            f"--references are rows of one table, and {'--vary' if wanted else '--cross'} makes several: leave one out."
+        )
+    if crossed and formats:
+        raise FedkinError("--figures are of one comparison or of levels; for combinations there is the report.")
     raw = _budgeted(options.parse(words or [], several=names), native)
     raw = raw if seed is None else raw | {"seed": seed}
-    results = _vary(raw, wanted, names, seeds, folder) if wanted else _compare(raw, names, seeds, folder, without)
-    where = results.report()
-    if isinstance(results, Levels):
-        show_levels(results)
+    if wanted or crossed:
+        kind, option, texts = (vary, "--vary", wanted) if wanted else (cross, "--cross", crossed)
+        chosen_values = options.chosen(option, texts or [])
+        combinations = sum if wanted else math.prod
+        total = combinations(map(len, chosen_values.values())) * len(dict.fromkeys(names)) * seeds
+        with _progress(total) as told:
+            over = {"levels" if wanted else "over": chosen_values}
+            common: dict[str, Any] = {"methods": names, "seeds": seeds, "out": folder, "jobs": jobs, **over}
+            found = kind(raw, listener=lambda level, method, s: told(f"{level}: {method}, seed {s}"), **common)
+        _show(found, formats)
+        return
+    _show(_compare(raw, names, seeds, folder, without, jobs), formats)
+
+
+@app.command(context_settings=FREE)
+def study(
+    file: Annotated[Path, typer.Argument(help="A TOML file with a table [study].")],
+    words: Words = None,
+    folder: Out = None,
+    jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; the file's own by default.")] = None,
+) -> None:
+    """Run a whole study from one file: a comparison, or one over levels, combinations or a grid.
+
+    Its table [study] has methods, seeds, and vary, cross or grid if need be; everything else in it are settings, as for
+    `fedkin run`, over which those given here are laid. `fedkin compare` leaves such a file, study.toml, beside its
+    runs. The same command again goes on where it ended.
+    """
+    plan, raw = taken_apart(read_toml(file), str(file))
+    raw = merge(raw, options.parse(words or [], several=plan.methods or [str(raw.get("method", Config().method))]))
+    with _progress(_runs(plan)) as told:
+        given: dict[str, Any] = {"out": folder or plan.out or default_folder(file), "jobs": jobs}
+        found = studying.study({**raw, "study": plan.model_dump(mode="json")}, listener=told, **given)
+    _show(found, [])
+
+
+def _runs(plan: Study) -> int:
+    """How many runs a study has."""
+    seeds = plan.seeds if isinstance(plan.seeds, int) else len(plan.seeds)
+    if plan.grid:
+        return math.prod(map(len, plan.grid.values()))
+    levels = sum(map(len, plan.vary.values())) if plan.vary else math.prod(map(len, plan.cross.values()))
+    return (levels * len(dict.fromkeys(plan.methods)) + bool(plan.references)) * seeds
+
+
+def _show(found: Found, formats: Sequence[str]) -> None:
+    """What came of a study, in the terminal and as a page."""
+    where = found.report()
+    if isinstance(found, Levels):
+        show_levels(found)
+    elif isinstance(found, Crossed):
+        show_crossed(found)
+    elif isinstance(found, Tuned):
+        show_tuned(found)
     else:
-        show_comparison(results)
-    if formats:
-        for path in results.figures(formats=formats):
+        show_comparison(found)
+    if formats and isinstance(found, Results | Levels):
+        for path in found.figures(formats=formats):
             out.print(f"Figure: {path}")
     out.print(f"\nReport: [bold]{where.resolve()}[/]")
 
@@ -203,7 +281,9 @@ def _budgeted(raw: dict[str, Any], native: bool) -> dict[str, Any]:
     return raw | {"budget": "native"} if native else raw
 
 
-def _compare(raw: dict[str, Any], names: list[str], seeds: int, folder: Path, without: Sequence[str] = ()) -> Results:
+def _compare(
+    raw: dict[str, Any], names: list[str], seeds: int, folder: Path, without: Sequence[str] = (), jobs: int = 1
+) -> Results:
     with _progress((len(dict.fromkeys(names)) + bool(without)) * seeds) as told:
         return comparing.compare(
             raw,
@@ -211,21 +291,8 @@ def _compare(raw: dict[str, Any], names: list[str], seeds: int, folder: Path, wi
             seeds=seeds,
             references=without,
             out=folder,
+            jobs=jobs,
             listener=lambda method, seed: told(f"{method}, seed {seed}"),
-        )
-
-
-def _vary(raw: dict[str, Any], wanted: list[str], names: list[str], seeds: int, folder: Path) -> Levels:
-    levels = options.chosen("--vary", wanted)
-    total = sum(map(len, levels.values())) * len(dict.fromkeys(names)) * seeds
-    with _progress(total) as told:
-        return vary(
-            raw,
-            levels=levels,
-            methods=names,
-            seeds=seeds,
-            out=folder,
-            listener=lambda level, method, seed: told(f"{level}: {method}, seed {seed}"),
         )
 
 

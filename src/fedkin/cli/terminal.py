@@ -22,6 +22,7 @@ from ..engines.assembly import Assembly
 from ..engines.capacity import threads
 from ..engines.simulation import Interrupted, Listener
 from ..evidence import comparison, references
+from ..evidence.crossed import Crossed
 from ..evidence.estimates import Estimate
 from ..evidence.levels import Span
 from ..studies import compare
@@ -331,3 +332,24 @@ def show_levels(levels: Levels) -> None:
             out.print(table)
         if hit and any(not row.headline for row in here):
             out.print("Headline models; the methods' other models are in the report.", style="dim", highlight=False)
+
+
+def show_crossed(crossed: Crossed) -> None:
+    """A line for each combination and headline model, with the settings' values before the scores."""
+    from ..report.words import metric_name, score_text
+    from ..runs.options import word
+
+    metrics = list(dict.fromkeys(metric_name(row.metric) for row in crossed.rows()))
+    title = f"Mean test {' and '.join(metrics)} under every combination; headline models"
+    table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+    for name in crossed.settings:
+        table.add_column(name.rpartition(".")[2])
+    table.add_column("method:model", no_wrap=True)
+    for head in ("best", "worst\nclient", "last", "validated"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for each in crossed.rows():
+        if each.row.headline:
+            scores = (each.row.bmta, each.row.worst, each.row.last, each.row.validated)
+            texts = [score_text(score, each.metric) for score in scores]
+            table.add_row(*map(escape, map(word, each.values.values())), escape(each.row.name), *texts)
+    out.print(table)

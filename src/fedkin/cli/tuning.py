@@ -10,7 +10,7 @@ import typer
 from ..engines.simulation import Interrupted, Listener
 from ..runs import options
 from ..studies import tune as tuning
-from .app import FREE, Words, app
+from .app import FREE, Jobs, Words, app
 from .terminal import bar, err, interruptible, out, show_tuned
 
 
@@ -21,6 +21,7 @@ def tune(
         list[str] | None, typer.Option(help="A setting and its values, key=a,b,c; may be given several times.")
     ] = None,
     folder: Annotated[Path, typer.Option("--out", help="Folder to write to.")] = Path("runs/tune"),
+    jobs: Jobs = 1,
 ) -> None:
     """Try a grid of settings and choose on validation data: `fedkin tune --grid lr=0.001,0.01 --grid sigma=auto,10`.
 
@@ -30,7 +31,7 @@ def tune(
     raw = options.parse(words or [])
     plan = tuning.plan(raw, options.chosen("--grid", grid or []), folder, {})
     err.print(_announcement(plan), highlight=False)
-    tuned = _carried_out(plan)
+    tuned = _carried_out(plan, jobs)
     where = tuned.report()
     show_tuned(tuned)
     out.print(f"Use it: fedkin run {folder / 'best.toml'}   Report: [bold]{where.resolve()}[/]", soft_wrap=True)
@@ -48,7 +49,7 @@ def _announcement(plan: tuning.Plan) -> str:
     return f"{told}; {sum(sizes)} are trained in {'one stack' if len(sizes) == 1 else several}."
 
 
-def _carried_out(plan: tuning.Plan) -> tuning.Tuned:
+def _carried_out(plan: tuning.Plan, jobs: int) -> tuning.Tuned:
     with interruptible() as stop, bar() as progress:
         rounds = sum(point.config.rounds + 1 for point in plan.points)
         task = progress.add_task("tuning", total=rounds, note="") if progress else None
@@ -69,6 +70,6 @@ def _carried_out(plan: tuning.Plan) -> tuning.Tuned:
             return Listener(on_round=on_round, on_warning=on_warning, stop=stop)
 
         try:
-            return tuning.tried_out(plan, listener)
+            return tuning.tried_out(plan, listener, jobs)
         except Interrupted as error:
             raise Interrupted(f"{error} The same command goes on from there.") from None

@@ -18,6 +18,7 @@ from ..evidence.references import Reference, rows
 from ..runs.config import merge
 from . import references
 from .carry_out import carry_out
+from .kept import keep
 from .plan import Cell, Listeners, compared, seeds_together
 from .run import Run
 from .supply import Supply
@@ -105,6 +106,8 @@ def compare(
     cells = compared(raw, methods, seeds, folder, objects)
     stacks = seeds_together(cells, supply)
     yardsticks = Yardsticks(raw, references, dict.fromkeys(cell.config.seed for cell in cells), objects, supply)
+    study = {"methods": list(methods), "seeds": seeds, "references": list(references)}
+    keep(folder, raw, study, objects)
     told: Listeners | None = None
     if listener is not None:
         told = partial(_of_a_cell, listener)

@@ -22,6 +22,7 @@ from ..data.federation import Federation
 from ..engines import lockstep, start
 from ..engines.assembly import Assembly
 from ..engines.simulation import Listener
+from ..engines.start import Settings
 from ..evidence import grid
 from ..evidence.comparison import flat_settings
 from ..evidence.grid import Trial
@@ -30,6 +31,7 @@ from ..runs import options
 from ..runs.config import Config, merge
 from ..runs.folder import replace_file
 from .carry_out import carry_out
+from .kept import keep
 from .plan import Cell, Listeners, Stack, tried
 from .run import Run
 from .supply import Supply
@@ -53,6 +55,7 @@ class Plan:
     points: list[Point]
     stacks: list[Stack]
     path: Path
+    raw: Settings
     objects: Mapping[str, Any]
     supply: Supply
 
@@ -141,7 +144,7 @@ def plan(raw: start.Settings, grid: Mapping[str, Sequence[Any]], out: Path, obje
         config = start.configured(options.laid_over(common, values), **objects)
         points.append(Point(name, config, out / name, values))
     supply = Supply(objects)
-    return Plan(chosen, points, _stacks(points, supply), out, objects, supply)
+    return Plan(chosen, points, _stacks(points, supply), out, common, objects, supply)
 
 
 def _stacks(points: list[Point], supply: Supply) -> list[Stack]:
@@ -195,6 +198,7 @@ def _unused(name: str, taken: set[str]) -> str:
 
 def tried_out(plan: Plan, listener: Callable[[str], Listener] | None = None, jobs: int = 1) -> Tuned:
     """Trains what is not complete, stack by stack, and chooses."""
+    keep(plan.path, plan.raw, {"grid": plan.grid}, plan.objects)
     told: Listeners | None = None
     if listener is not None:
         told = partial(_of_a_cell, listener)

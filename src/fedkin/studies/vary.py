@@ -22,7 +22,8 @@ from ..runs import options
 from ..runs.config import Config, merge
 from .carry_out import carry_out
 from .compare import Results
-from .plan import Cell, compared, seeds_together
+from .kept import keep
+from .plan import Cell, Listeners, compared, seeds_together
 from .run import Run
 from .supply import Supply
 
@@ -102,7 +103,8 @@ def vary(
             cells = compared(options.laid_over(raw, {name: value}), methods, seeds, place, objects)
             same = (earlier for *_, earlier in planned if [c.config for c in earlier] == [c.config for c in cells])
             planned.append((name, value, next(same, cells)))
-    run_levels([cells for *_, cells in planned], objects, listener, jobs)
+    study = {"methods": list(methods), "seeds": seeds, "vary": chosen}
+    run_levels([cells for *_, cells in planned], objects, listener, jobs, lambda: keep(folder, raw, study, objects))
     return Levels([Level(name, value, *_runs(cells)) for name, value, cells in planned], folder)
 
 
@@ -116,12 +118,21 @@ def run_levels(
     objects: Mapping[str, Any],
     listener: Callable[[str, str, int], Listener] | None,
     jobs: int,
+    tried: Callable[[], None],
 ) -> None:
-    """Runs several comparisons as one plan; one that stands there twice is run once."""
+    """Runs several comparisons as one plan; one that stands there twice is run once. `tried` is called when all runs
+    have been tried, and none is begun."""
     supply = Supply(objects)
-    cells = list({cell.path: cell for level in levels for cell in level}.values())
-    told = None if listener is None else partial(_of_a_cell, listener)
-    carry_out(seeds_together(cells, supply), supply, objects, told, jobs=jobs)
+    everyone = [cell for level in levels for cell in level]
+    stacks = seeds_together(list({cell.path: cell for cell in everyone}.values()), supply)
+    tried()
+    told: Listeners | None = None
+    if listener is not None:
+        told = partial(_of_a_cell, listener)
+    carry_out(stacks, supply, objects, told, jobs=jobs)
+    for i, cell in enumerate(everyone):
+        if told is not None and cell in everyone[:i]:  # it is counted all the same
+            told(cell)
 
 
 def _of_a_cell(listener: Callable[[str, str, int], Listener], cell: Cell) -> Listener:

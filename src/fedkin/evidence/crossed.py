@@ -1,0 +1,53 @@
+"""Methods under every combination of several settings: what each came to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from . import comparison
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Runs under one combination: the values of the settings by their full names."""
+
+    values: dict[str, Any]
+    runs: Sequence[comparison.Run]
+
+    @property
+    def metric(self) -> str:
+        return str(self.runs[0].summary["metric"])
+
+
+@dataclass(frozen=True)
+class CrossedRow:
+    """What a `method:model` came to under one combination; `row` is as in the table of a comparison."""
+
+    values: dict[str, Any]
+    metric: str
+    row: comparison.Row
+
+    def flat(self) -> dict[str, Any]:
+        """One level of keys, for tables."""
+        return {**self.values, "metric": self.metric, **vars(self.row)}
+
+
+@dataclass(frozen=True)
+class Crossed:
+    """Runs under every combination of the values of several settings, in the order of the combinations."""
+
+    settings: dict[str, list[Any]]
+    crossings: Sequence[Crossing]
+
+    def rows(self) -> list[CrossedRow]:
+        """A row for each combination and `method:model`; headline models first, the best on top."""
+        return list(self._rows)
+
+    @cached_property
+    def _rows(self) -> list[CrossedRow]:
+        return [
+            CrossedRow(each.values, each.metric, row) for each in self.crossings for row in comparison.rows(each.runs)
+        ]

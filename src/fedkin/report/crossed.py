@@ -1,0 +1,106 @@
+"""The page about combinations of settings: a panel for each, and every `method:model` in one table."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from ..evidence import comparison
+from ..evidence.crossed import Crossed, CrossedRow
+from ..runs import options
+from . import figures, page
+from .words import colours, metric_name, plural, score_text
+
+ACROSS = 3
+"""Panels in a row."""
+
+
+def write_page(crossed: Crossed, path: Path) -> Path:
+    """Write the page, self-contained as any other report."""
+    runs = crossed.crossings[0].runs
+    methods = comparison.by_method(runs)
+    names = " x ".join(crossed.settings)
+    chips = [f"data: {runs[0].summary['data']}", plural(len(crossed.crossings), "combination")]
+    chips += [plural(len(methods), "method"), plural(max(map(len, methods.values())), "seed")]
+    drawn = figures.embed("crossed", picture(crossed))
+    parts = [page._section("Under every combination", _about(crossed), drawn), _table(crossed)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = page._page(f"{plural(len(methods), 'method')} over {names}", chips, "\n".join(parts))
+    path.write_text(text, encoding="utf-8", newline="\n")
+    return path
+
+
+def honest(row: CrossedRow) -> float:
+    """What a picture shows: the test score of the round that validation data chose; without these, of the last."""
+    return row.row.last if row.row.validated is None else row.row.validated
+
+
+def picture(crossed: Crossed) -> go.Figure:
+    """Headline models over the last setting, a panel for each combination of the others."""
+    *others, last = crossed.settings
+    panels = list(product(*(crossed.settings[name] for name in others)))
+    across = min(ACROSS, len(panels))
+    titles = [", ".join(f"{_leaf(n)} = {options.word(v)}" for n, v in zip(others, p, strict=True)) for p in panels]
+    figure = make_subplots(
+        rows=-(-len(panels) // across),
+        cols=across,
+        subplot_titles=[figures._plain(title) for title in titles] if others else None,
+        shared_yaxes=len({row.metric for row in crossed.rows()}) == 1,
+        horizontal_spacing=0.05,
+    )
+    colour = colours([run for each in crossed.crossings[:1] for run in each.runs])
+    for number, panel in enumerate(panels):
+        place = {"row": number // across + 1, "col": number % across + 1}
+        here = dict(zip(others, panel, strict=True))
+        rows = [r for r in crossed.rows() if r.row.headline and all(r.values[n] == v for n, v in here.items())]
+        for method in dict.fromkeys(row.row.method for row in rows):
+            line = [row for row in rows if row.row.method == method]
+            figure.add_scatter(
+                x=[options.word(row.values[last]) for row in line],
+                y=[honest(row) for row in line],
+                name=figures._plain(line[0].row.name),
+                mode="lines+markers",
+                line={"color": colour.get(method, figures.INK), "width": 2.5},
+                legendgroup=method,
+                showlegend=number == 0,
+                **place,
+            )
+        values = [options.word(value) for value in crossed.settings[last]]
+        axis: dict[str, Any] = figures._axis(figures._plain(last)) | {"type": "category", "categoryarray": values}
+        figure.update_xaxes(axis, **place)
+        runs = crossed.crossings[0].runs
+        what = f"test {metric_name(rows[0].metric)}" if number % across == 0 else ""
+        figure.update_yaxes(figures._score_axis(runs, what), **place)
+    figure.update_layout(figures._layout(120 + 340 * (-(-len(panels) // across))), legend=figures._legend())
+    return figure
+
+
+def _about(crossed: Crossed) -> str:
+    chosen = all(row.row.validated is not None for row in crossed.rows())
+    moment = "in the round that validation data chose" if chosen else "in the last round"
+    return f"The headline model of each method, mean over clients and seeds, {moment}."
+
+
+def _table(crossed: Crossed) -> str:
+    heads = [*map(_leaf, crossed.settings), "method:model", "best round", "worst client", "last round", "validated"]
+    lines = []
+    for each in crossed.rows():
+        first, *rest = (options.word(value) for value in each.values.values())
+        scores = (each.row.bmta, each.row.worst, each.row.last, each.row.validated)
+        cells = "".join(f"<td>{page._e(value)}</td>" for value in (*rest, each.row.name))
+        cells += "".join(page._cell(score_text(score, each.metric), score) for score in scores)
+        lines.append(f'<tr class="{"" if each.row.headline else "other"}"><th>{page._e(first)}</th>{cells}</tr>')
+    about = (
+        "The best round is picked on test data, which flatters every row alike; “validated” is the test mean of the "
+        "round that validation data chose. Every combination has a folder of its own, with a report of its own if "
+        "asked: fedkin report."
+    )
+    return page._section("All combinations", about, page._table(page._head(heads), lines))
+
+
+def _leaf(setting: str) -> str:
+    return setting.rpartition(".")[2]

@@ -1,0 +1,99 @@
+"""`cross`: methods under every combination of several settings.
+
+Every combination is an ordinary comparison in a folder of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..base.settings import ConfigError
+from ..data.federation import Federation
+from ..engines.simulation import Listener
+from ..engines.start import Network, Settings, table
+from ..evidence import crossed as evidence
+from ..runs import options
+from ..runs.config import Config, merge
+from .compare import Results
+from .kept import keep
+from .plan import Cell, compared
+from .run import Run
+from .vary import refuse_fixed, run_levels
+
+
+@dataclass(frozen=True)
+class Crossing(evidence.Crossing):
+    """A comparison under one combination, in a folder of its own."""
+
+    runs: list[Run]
+    path: Path
+
+    @property
+    def results(self) -> Results:
+        return Results(self.runs, self.path)
+
+
+@dataclass(frozen=True)
+class Crossed(evidence.Crossed):
+    """Comparisons under every combination of the values of several settings."""
+
+    crossings: list[Crossing]
+    path: Path
+
+    def frame(self) -> Any:
+        """The rows as a pandas frame."""
+        import pandas as pd
+
+        return pd.DataFrame([row.flat() for row in self.rows()])
+
+    def report(self, path: Path | str | None = None) -> Path:
+        """Writes the HTML report: a picture and a table of all combinations."""
+        from ..report.crossed import write_page
+
+        return write_page(self, Path(path) if path is not None else self.path / "report.html")
+
+
+def cross(
+    config: Settings | Config | Path | str | None = None,
+    *,
+    over: Mapping[str, Sequence[Any]],
+    methods: Sequence[str],
+    seeds: int | Sequence[int] = 1,
+    federation: Federation | None = None,
+    model: Network | None = None,
+    loss: Callable[[Tensor, Tensor], Tensor] | None = None,
+    metric: Callable[[Tensor, Tensor], Tensor] | None = None,
+    out: Path | str = "runs/crossed",
+    jobs: int = 1,
+    listener: Callable[[str, str, int], Listener] | None = None,
+    **settings: Any,
+) -> Crossed:
+    """Compares methods under every combination of the values of several settings.
+
+    `over`: `{"data.split": ["iid", "practical"], "local.lr": [0.001, 0.01]}` are four comparisons. What is
+    complete in `out` is kept, as in `compare`. `listener` is given the combination, the method and the seed.
+    """
+    folder, raw = Path(out), merge(table(config), settings)
+    objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
+    chosen = options.by_full_name(over, methods)
+    if not chosen:
+        raise ConfigError(
+            "There is nothing to cross: name settings and their values, such as data.split=iid,practical."
+        )
+    refuse_fixed(chosen)
+    planned: list[tuple[dict[str, Any], list[Cell]]] = []
+    for values in (dict(zip(chosen, each, strict=True)) for each in product(*chosen.values())):
+        place = folder / options.label(values, full=True)
+        if any(place == cells[0].path.parent for _, cells in planned):
+            raise ConfigError(f"Two combinations would lie in one folder, {place}; take shorter values.")
+        planned.append((values, compared(options.laid_over(raw, values), methods, seeds, place, objects)))
+    study = {"methods": list(methods), "seeds": seeds, "cross": chosen}
+    run_levels([cells for _, cells in planned], objects, listener, jobs, lambda: keep(folder, raw, study, objects))
+    found = [Crossing(v, [Run(c.path) for c in cells], cells[0].path.parent) for v, cells in planned]
+    return Crossed(chosen, found, folder)

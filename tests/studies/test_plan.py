@@ -1,0 +1,316 @@
+"""A study is planned in one place: nothing is read, assembled or run twice, and several jobs give the same numbers."""
+
+from __future__ import annotations
+
+import csv
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+from torch import nn
+
+import fedkin
+from fedkin import FedkinError, Listener
+from fedkin.data import from_tables
+from fedkin.engines import simulation
+from fedkin.engines.simulation import Interrupted
+from fedkin.runs.folder import RunError
+from fedkin.studies import supply, workers
+
+METHODS = ["separate", "fedavg", "fedamp"]
+SMALL: dict[str, Any] = {"rounds": 2, "local": {"epochs": 1}, "model": {"settings": {"hidden": [4]}}}
+
+
+def patients(folder: Path) -> Path:
+    """Four clinics with forty patients each, whose risk depends on age in two ways."""
+    lots, path = random.Random(0), folder / "patients.csv"
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["clinic", "age", "pressure", "ill"])
+        for clinic in range(4):
+            for _ in range(40):
+                age, pressure = lots.gauss(50, 15), lots.gauss(120, 20)
+                ill = (age > 50) == (clinic < 2) if lots.random() < 0.9 else lots.random() < 0.5
+                writer.writerow([f"clinic-{clinic}", f"{age:.1f}", f"{pressure:.1f}", "yes" if ill else "no"])
+    return path
+
+
+def table(folder: Path) -> dict[str, Any]:
+    return {**SMALL, "data": str(patients(folder)), "table": {"client": "clinic", "target": "ill"}}
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """How often tables are read, runs assembled and rounds run."""
+    counts: Counter[str] = Counter()
+
+    def watch(module: Any, name: str, as_name: str) -> None:
+        real: Callable[..., Any] = getattr(module, name)
+
+        def counting(*given: Any, **further: Any) -> Any:
+            counts[as_name] += 1
+            return real(*given, **further)
+
+        monkeypatch.setattr(module, name, counting)
+
+    watch(from_tables, "read", "readings")
+    watch(supply, "assemble", "assemblies")
+    watch(supply, "load_federation", "loads")
+    watch(simulation.Simulation, "_round", "rounds")
+    return counts
+
+
+def contents(folder: Path) -> dict[str, Any]:
+    """Everything that the runs in a folder wrote, but for seconds and machines."""
+    found: dict[str, Any] = {}
+    for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.parent != folder):
+        name = str(path.relative_to(folder))
+        if path.suffix == ".safetensors":
+            found[name] = {key: tensor.tobytes() for key, tensor in load_file(path).items()}
+        elif path.suffix == ".npy":
+            found[name] = np.load(path).tobytes()
+        elif path.name == "rounds.jsonl":
+            lines = [json.loads(line) for line in path.read_text().splitlines()]
+            found[name] = [{k: v for k, v in line.items() if k != "seconds"} for line in lines]
+        elif path.name == "summary.json":
+            summary = json.loads(path.read_text())
+            found[name] = {k: v for k, v in summary.items() if k not in ("seconds", "peak_bytes")}
+        else:
+            found[name] = path.read_text()
+    return found
+
+
+# ---- once ----
+
+
+def test_three_methods_and_three_seeds_are_nine_assemblies_and_three_readings(tmp_path: Path, counted: Counter[str]):
+    results = fedkin.compare(table(tmp_path), methods=METHODS, seeds=3, out=tmp_path / "runs")
+    assert counted == {"readings": 3, "loads": 3, "assemblies": 9, "rounds": 18}
+    assert len(results.runs) == 9
+
+
+def test_levels_of_what_is_not_about_the_data_read_them_once_a_seed(tmp_path: Path, counted: Counter[str]):
+    levels = {"corruption.labels": [0, 0.4], "local.lr": [0.01, 0.1]}
+    fedkin.vary(table(tmp_path), levels=levels, methods=["separate", "fedavg"], seeds=2, out=tmp_path / "runs")
+    assert (counted["readings"], counted["assemblies"]) == (2, 16)
+
+
+def test_a_grid_reads_once_and_assembles_a_point_once(tmp_path: Path, counted: Counter[str]):
+    grid = {"lr": [0.001, 0.01], "sigma": ["auto", 10.0]}
+    fedkin.tune(table(tmp_path), grid=grid, method="fedamp", out=tmp_path / "runs")
+    assert (counted["readings"], counted["assemblies"]) == (1, 4)
+
+
+def test_what_is_complete_is_neither_read_nor_run_again(tmp_path: Path, counted: Counter[str]):
+    settings = table(tmp_path)
+    first = fedkin.compare(settings, methods=METHODS, seeds=2, out=tmp_path / "runs")
+    counted.clear()
+    again = fedkin.compare(settings, methods=METHODS, seeds=2, out=tmp_path / "runs")
+    assert counted == {}
+    assert [run.path for run in again.runs] == [run.path for run in first.runs]
+    fedkin.compare(settings, methods=METHODS, seeds=3, out=tmp_path / "runs")
+    assert counted == {"readings": 1, "loads": 1, "assemblies": 3, "rounds": 6}, "the third seed alone"
+
+
+def test_what_is_complete_under_other_settings_is_refused(tmp_path: Path):
+    settings = table(tmp_path)
+    fedkin.compare(settings, methods=["separate"], out=tmp_path / "runs")
+    for other in ({"rounds": 3}, {"local": {"lr": 0.5}}, {"execution": "one-by-one"}, {"precision": "float64"}):
+        with pytest.raises(RunError, match="other settings"):
+            fedkin.compare({**settings, **other}, methods=["separate"], out=tmp_path / "runs")
+    patients(tmp_path).write_text(patients(tmp_path).read_text() + "clinic-0,50,120,yes\n")
+    with pytest.raises(RunError, match="other settings"):
+        fedkin.compare(settings, methods=["separate"], out=tmp_path / "runs")
+
+
+def test_data_that_memory_cannot_hold_for_all_runs_are_read_again_with_the_same_numbers(
+    tmp_path: Path, counted: Counter[str], monkeypatch: pytest.MonkeyPatch
+):
+    settings = table(tmp_path)
+    fedkin.compare(settings, methods=METHODS, seeds=2, out=tmp_path / "plenty" / "runs")
+    assert counted["loads"] == 2
+    counted.clear()
+    monkeypatch.setattr(supply, "SHARE", 0)
+    fedkin.compare(settings, methods=METHODS, seeds=2, out=tmp_path / "short" / "runs")
+    assert counted["loads"] > 2
+    assert contents(tmp_path / "short") == contents(tmp_path / "plenty")
+
+
+def test_methods_share_samples_and_model_and_nothing_that_changes(tmp_path: Path):
+    settings = fedkin.engines.start.table(table(tmp_path))
+    shop = supply.Supply({})
+    one, other, seed = (
+        shop.assembled(fedkin.engines.start.configured({**settings, **own}))
+        for own in ({"method": "fedavg"}, {"method": "scaffold"}, {"method": "fedavg", "seed": 1})
+    )
+    assert one.cohort.train is other.cohort.train and one.execution is other.execution
+    assert one.cohort is not other.cohort and one.cohort.local != other.cohort.local
+    assert seed.cohort.train is not one.cohort.train
+
+
+# ---- several jobs ----
+
+
+def test_two_jobs_give_the_numbers_of_one(tmp_path: Path):
+    settings = table(tmp_path)
+    fedkin.compare(settings, methods=METHODS, seeds=3, out=tmp_path / "one" / "runs", jobs=1)
+    told: list[tuple[str, int]] = []
+    rounds: Counter[tuple[str, int]] = Counter()
+
+    def listener(method: str, seed: int) -> Listener:
+        told.append((method, seed))
+        return Listener(on_round=lambda record: rounds.update([(method, seed)]))
+
+    results = fedkin.compare(
+        settings, methods=METHODS, seeds=3, out=tmp_path / "two" / "runs", jobs=2, listener=listener
+    )
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    assert sorted(told) == sorted((m, s) for m in METHODS for s in range(3))
+    assert set(rounds.values()) == {3}, "two rounds and the closing exchange of every run"
+    assert [run.summary["seed"] for run in results.runs] == [0, 1, 2] * 3
+
+
+def test_one_method_is_spread_over_the_jobs():
+    stacks = [[1, 2, 3, 4, 5]]
+    assert workers.spread(stacks, 2) == [[1, 2, 3], [4, 5]]  # type: ignore[arg-type]
+    assert workers.spread(stacks, 9) == [[1], [2], [3], [4], [5]]  # type: ignore[arg-type]
+    assert workers.spread([[1], [2, 3]], 2) == [[1], [2, 3]]  # type: ignore[arg-type]
+
+
+def network() -> nn.Module:
+    return nn.Linear(2, 2)
+
+
+def test_what_cannot_reach_another_process_is_told(tmp_path: Path):
+    settings = {key: value for key, value in table(tmp_path).items() if key != "model"}
+    with pytest.raises(FedkinError, match=r"has to reach another process.*jobs = 1"):
+        fedkin.compare(
+            settings, methods=["separate", "fedavg"], model=lambda: nn.Linear(2, 2), out=tmp_path / "runs", jobs=2
+        )
+    assert not (tmp_path / "runs").exists() or not any((tmp_path / "runs").glob("*/config.toml"))
+    fedkin.compare(settings, methods=["separate", "fedavg"], model=network, out=tmp_path / "more", jobs=2)
+
+
+def test_a_wish_to_stop_reaches_all_jobs_and_the_same_call_goes_on(tmp_path: Path):
+    settings = {**table(tmp_path), "rounds": 200}
+    seen: list[int] = []
+
+    def listener(method: str, seed: int) -> Listener:
+        return Listener(on_round=lambda record: seen.append(record["round"]), stop=lambda: len(seen) > 3)
+
+    with pytest.raises(Interrupted, match="everything is saved"):
+        fedkin.compare(settings, methods=["separate", "fedavg"], out=tmp_path / "runs", jobs=2, listener=listener)
+    assert 3 < len(seen) < 390
+    with pytest.raises(FedkinError, match=r"jobs = 0 cannot be"):
+        fedkin.compare(settings, methods=["separate", "fedavg"], out=tmp_path / "runs", jobs=0)
+    fedkin.compare(settings, methods=["separate", "fedavg"], out=tmp_path / "runs")
+    fedkin.compare(settings, methods=["separate", "fedavg"], out=tmp_path / "whole" / "runs")
+    ended = {k: v for k, v in contents(tmp_path).items() if k.startswith("runs/") and "models/" in k}
+    whole = contents(tmp_path / "whole")
+    assert ended and all(value == whole[key] for key, value in ended.items())
+
+
+def test_a_worker_that_dies_is_told_and_what_was_saved_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "deadly.py").write_text(
+        "import os\nfrom fedkin.methods.separate import Separate\n\n\n"
+        "class Deadly(Separate):\n"
+        '    """Ends its process in the second round."""\n\n'
+        "    def train(self, cohort, message, memory, round):\n"
+        "        if round == 2:\n"
+        "            os._exit(9)\n"
+        "        return super().train(cohort, message, memory, round)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(workers.LostWorker, match=r"exit code 9.*the same command goes on"):
+        fedkin.compare(table(tmp_path), methods=["deadly:Deadly", "separate"], out=tmp_path / "runs", jobs=2)
+    assert (tmp_path / "runs" / "deadly.Deadly-seed0" / "checkpoint" / "state.safetensors").exists()
+
+
+# ---- every combination ----
+
+
+def test_every_combination_is_a_comparison_of_its_own(tmp_path: Path):
+    over = {"local.lr": [0.01, 0.1], "participation.sample": [0.5, 1.0]}
+    found = fedkin.cross(table(tmp_path), over=over, methods=["separate", "fedavg"], out=tmp_path / "runs")
+    assert [each.values for each in found.crossings] == [
+        {"local.lr": lr, "participation.sample": share} for lr in (0.01, 0.1) for share in (0.5, 1.0)
+    ]
+    alone = fedkin.compare(
+        {**table(tmp_path), "participation": {"sample": 0.5}},
+        methods=["separate", "fedavg"],
+        out=tmp_path / "alone",
+        local={"lr": 0.1, "epochs": 1},
+    )
+    assert [vars(row) for row in found.crossings[2].results.rows()] == [vars(row) for row in alone.rows()]
+    assert len(found.rows()) == 4 * 3 and {"local.lr", "method", "validated"} <= set(found.frame().columns)
+    page = found.report().read_text()
+    assert "local.lr" in page and "fedavg:finetuned" in page
+
+
+def test_what_cannot_be_crossed_is_refused(tmp_path: Path):
+    for over, said in (
+        ({}, "nothing to cross"),
+        ({"seed": [0, 1]}, "seed cannot be varied"),
+        ({"local.lr": [0.1], "lr": [0.2]}, "given twice"),
+        ({"local.lrr": [0.1]}, "Did you mean 'local.lr'"),
+    ):
+        with pytest.raises(FedkinError, match=said):
+            fedkin.cross(table(tmp_path), over=over, methods=["separate"], out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+# ---- one file ----
+
+
+def test_a_comparison_leaves_a_file_that_repeats_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    settings = {**table(tmp_path), "data": "patients.csv", "methods": {"fedamp": {"settings": {"sigma": 3.0}}}}
+    fedkin.compare(settings, methods=METHODS, seeds=[3, 5], out="first/runs")
+    (tmp_path / "else").mkdir()
+    monkeypatch.chdir(tmp_path / "else")
+    again = fedkin.study(tmp_path / "first" / "runs" / "study.toml", out=tmp_path / "second" / "runs")
+    assert isinstance(again, fedkin.Results)
+    assert contents(tmp_path / "first") == contents(tmp_path / "second")
+    (same,) = {run.path.parent for run in fedkin.study(tmp_path / "first" / "runs" / "study.toml").runs}  # type: ignore[union-attr]
+    assert same == tmp_path / "first" / "runs", "beside its runs it goes on with them"
+
+
+@pytest.mark.parametrize(
+    ("said", "kind"),
+    [
+        ({"methods": ["separate"], "vary": {"local": {"lr": [0.01, 0.1]}}}, fedkin.Levels),
+        ({"methods": ["separate"], "cross": {"local.lr": [0.01], "rounds": [1, 2]}}, fedkin.Crossed),
+        ({"methods": ["fedamp"], "grid": {"sigma": [1.0, 2.0]}}, fedkin.Tuned),
+        ({"methods": ["separate"], "seeds": 2, "jobs": 2}, fedkin.Results),
+    ],
+)
+def test_a_study_is_whatever_its_table_says(tmp_path: Path, said: dict[str, Any], kind: type):
+    found = fedkin.study({**table(tmp_path), "study": said}, out=tmp_path / "runs")
+    assert isinstance(found, kind)
+    again = fedkin.study(tmp_path / "runs" / "study.toml", out=tmp_path / "again")
+    assert contents(tmp_path / "runs").keys() == contents(tmp_path / "again").keys()
+    assert isinstance(again, kind)
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        (None, r"has no table \[study\]"),
+        ({}, "study.methods is empty"),
+        ({"method": ["fedamp"]}, "Did you mean 'study.methods'"),
+        ({"methods": ["fedamp"], "seeds": 0}, "study.seeds = 0 cannot be"),
+        ({"methods": ["fedamp"], "vary": {"lr": [1]}, "cross": {"lr": [1]}}, "two studies"),
+        ({"methods": ["fedamp"], "vary": {"lr": [1]}, "references": ["pooled"]}, "leave one out"),
+        ({"methods": ["fedamp", "fedavg"], "grid": {"lr": [1]}}, "one method"),
+    ],
+)
+def test_a_study_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path, said: Any, answer: str):
+    with pytest.raises(FedkinError, match=answer):
+        fedkin.study({**table(tmp_path), **({} if said is None else {"study": said})}, out=tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
