@@ -86,5 +86,7 @@ def keep(folder: Path, raw: Mapping[str, Any], study: Mapping[str, Any], objects
         )
     except ConfigError:  # a setting in a form that only Python has
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / FILE, f"# Repeats this study: fedkin study {FILE}\n\n{text}".encode())
+    content = f"# Repeats this study: fedkin study {FILE}\n\n{text}".encode()
+    if not (folder / FILE).exists() or (folder / FILE).read_bytes() != content:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / FILE, content)

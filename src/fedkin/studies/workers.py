@@ -107,8 +107,9 @@ def _listen(
             if event == "failed":
                 errors.append(what)
                 stop()
-    for error in sorted(errors, key=lambda error: isinstance(error, Interrupted)):  # the cause before its effects
-        raise error
+    errors.sort(key=lambda error: isinstance(error, Interrupted))  # the cause before its effects
+    if errors and not (left and isinstance(errors[0], Interrupted)):
+        raise errors[0]
     if left:
         codes = sorted({process.exitcode for process in processes} - {0, None}, key=str)
         raise LostWorker(
