@@ -21,7 +21,7 @@ from torch import Tensor
 from ..base.files import read_arrays
 from ..base.wording import did_you_mean, first_line
 from ..errors import FedkinError
-from . import table
+from . import cells, table
 
 SUFFIXES = (".csv", ".tsv", ".npy", ".npz", ".graphml")
 ROUNDING = 1e-6
@@ -224,7 +224,7 @@ def _text(path: Path, names: Sequence[str]) -> Given:
         return _text_matrix(path, header[1:], rows, names)
     if len(header) < 2:
         raise GraphError(f"{path.name} has one column; an edge needs two, or three with its weight.")
-    if set(header[:2]) <= set(names) and (len(header) == 2 or table.number(header[2]) is not None):
+    if set(header[:2]) <= set(names) and (len(header) == 2 or cells.number(header[2]) is not None):
         rows = records  # there is no header: the first line is an edge
     return _from_edges([(f"{path.name}, line {line}", row) for line, row in rows], names)
 
@@ -237,8 +237,8 @@ def _text_matrix(path: Path, header: list[str], rows: list[tuple[int, list[str]]
             "as in its first column; these are not the same. A list of edges has two columns, or three with weights."
         )
     at = {name: i for i, name in enumerate(labels)}
-    cells = [[_weight(cell, f"{path.name}, line {line}") for cell in row[1:]] for line, row in rows]
-    return from_matrix(np.array(cells)[[at[name] for name in header]], names, header)
+    weights = [[_weight(cell, f"{path.name}, line {line}") for cell in row[1:]] for line, row in rows]
+    return from_matrix(np.array(weights)[[at[name] for name in header]], names, header)
 
 
 def _arrays(path: Path, names: Sequence[str]) -> Given:
