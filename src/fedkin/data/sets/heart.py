@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import from_tables
-from .. import cells
+from .. import cells, from_tables
 from .. import table as reading
 from ..files import DataError, need
 
