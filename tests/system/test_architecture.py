@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pkgutil
 import re
 import sys
 from pathlib import Path
@@ -72,29 +73,37 @@ def test_another_order_of_calls_is_another_picture(draw: ModuleType, monkeypatch
 
 
 def named(page: Path) -> list[str]:
-    """The paths that a page names in `code`, from the repository's root; its links, from where the page lies."""
+    """The paths that a page names, from the repository's root or from src/fedkin; its links, from where it lies."""
     text = page.read_text(encoding="utf-8")
-    said = [each for code in re.findall(r"`([^`\n]+)`", text) for each in re.split(r"[\s,]+", code)]
-    paths = [each for each in said if each.partition("/")[0] in FOLDERS and "/" in each]
+    code = [each for span in re.findall(r"`([^`\n]+)`", text) for each in re.split(r"[\s,]+", span)]
+    inner = [each for each in code if re.fullmatch(r"[\w/*]+(\.py|/)", each)]
+    whole = re.findall(rf"(?<![\w/.-])(?:{'|'.join(FOLDERS)})/[\w/*.-]+", text)
     links = [link.partition("#")[0] for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text)]
     here = page.parent.relative_to(ROOT)
-    return [p.partition("::")[0].rstrip(".:;") for p in paths] + [(here / link).as_posix() for link in links if link]
+    return [p.rstrip(".") for p in {*inner, *whole}] + [(here / link).as_posix() for link in links if link]
 
 
 def exists(path: str) -> bool:
-    """NAME stands for any name: there has to be one at least."""
-    pattern = re.sub(r"\b[A-Z]{3,}\b", "*", path) if "/" in path else path
-    return (ROOT / path).exists() or (pattern != path and any(ROOT.glob(pattern)))
+    """NAME, or x, stands for any name: there has to be one at least."""
+    pattern = re.sub(r"\b(?:[A-Z]{3,}|x)(?=\.py\b)", "*", path)
+    return any((root / pattern).exists() or any(root.glob(pattern)) for root in (ROOT, ROOT / "src" / "fedkin"))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_path_that_a_page_names_exists(page: Path) -> None:
-    assert [path for path in named(page) if not exists(path)] == []
+    astray = sorted({path for path in named(page) if not exists(path)})
+    assert astray == [], f"{page.relative_to(ROOT)} names what is not there"
 
 
 def test_a_path_that_does_not_exist_is_seen(tmp_path: Path) -> None:
-    assert exists("src/fedkin/methods/NAME.py") and exists("docs/architecture.md")
-    assert not exists("src/fedkin/collaboration.py") and not exists("src/fedkin/method/NAME.py")
+    assert all(map(exists, ["src/fedkin/methods/NAME.py", "methods/x.py", "docs/architecture.md", "cli/"]))
+    assert not any(map(exists, ["src/fedkin/collaboration.py", "method/NAME.py", "kernels.py", "tests/papers/"]))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_every_name_of_the_package_that_a_page_tells_is_there(page: Path) -> None:
+    for name in sorted(set(re.findall(r"\bfedkin(?:\.\w+)+", page.read_text(encoding="utf-8")))):
+        assert pkgutil.resolve_name(name) is not None
 
 
 def test_every_page_of_the_documentation_can_be_reached_from_the_readme() -> None:
