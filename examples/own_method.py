@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 import fedkin
-from fedkin.methods._method import Cohort, Memory, Message, Method, Model, Problem, Rng, Server, State, Upload
+from fedkin.method import Cohort, Memory, Message, Method, Model, Problem, Rng, Server, State, Upload
 
 
 class HalfWay(Method):

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 import tomllib
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,16 +17,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
-from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
-from fedkin import data
 from fedkin.base.settings import ConfigError
 from fedkin.base.task import Task
 from fedkin.data import UnknownData, from_tables
 from fedkin.data.federation import Client, Federation, FederationError
-from fedkin.data.own import OwnDataError
 from fedkin.data.preprocessing import Number, TablePreprocessing
-from fedkin.data.source import Source
 from fedkin.data.table import TableError
 from fedkin.engines import start
 from fedkin.errors import FedkinError
@@ -710,176 +704,6 @@ def test_notes_of_one_kind_are_counted_when_they_are_many():
     assert notes[-1] == "There are 4 more notes of this kind."
 
 
-# ---- folders ----
-
-
-def arrays(seed: int, n: int = 12) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(n, 3)).astype(np.float32), np.arange(n) % 3
-
-
-def test_arrays_in_a_folder_give_the_federation_of_the_arrays(tmp_path):
-    clients = {name: (*arrays(i), *arrays(10 + i, 6)) for i, name in enumerate("abc")}
-    expected = Federation.from_arrays(clients, name="x")
-    for how in ("npy", "npz", "npz in folders"):
-        folder = tmp_path / how
-        for name, own in clients.items():
-            named = dict(zip(("x", "y", "x_test", "y_test"), own, strict=True))
-            (folder / name).mkdir(parents=True)
-            if how == "npy":
-                for key, array in named.items():
-                    np.save(folder / name / f"{key}.npy", array)
-            elif how == "npz":
-                (folder / name).rmdir()
-                np.savez(folder / f"{name}.npz", **named)
-            else:
-                np.savez(folder / name / "data.npz", **named)
-        found = Federation.from_folder(folder)
-        assert found.names == expected.names
-        assert found.task == expected.task
-        for one, other in zip(found.clients, expected.clients, strict=True):
-            for a, b in zip((*one.train, *one.test), (*other.train, *other.test), strict=True):
-                torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
-def test_arrays_without_test_samples_are_cut_and_may_be_a_regression(tmp_path):
-    for i, name in enumerate("ab"):
-        x, y = arrays(i)
-        np.savez(tmp_path / f"{name}.npz", x=x, y=y)
-    found = Federation.from_folder(tmp_path, task="regression", seed=4)
-    assert found.task.kind == "regression"
-    assert [len(c.test[1]) for c in found.clients] == [3, 3]
-
-
-def file(folder: Path, name: str, content: str = "a,y\n1,0\n2,1\n3,1\n") -> None:
-    (folder / name).parent.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(content)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:300])
-
-
-FOLDERS: dict[str, tuple[Callable[[Path], Any], str]] = {
-    "nothing": (lambda f: None, "holds no data: it needs a .csv, .tsv, .parquet or .npz file for each client"),
-    "files and folders": (
-        lambda f: (file(f, "a.csv"), file(f, "b/train.csv")),
-        r"both files \(a.csv\) and sub-folders \(b\)",
-    ),
-    "two files for a client": (
-        lambda f: (file(f, "a.csv"), file(f, "a.tsv")),
-        "two files for client 'a', one of them a.tsv",
-    ),
-    "an empty sub-folder": (lambda f: (f / "a").mkdir(), "of client 'a' should hold one of: train.csv"),
-    "test rows alone": (lambda f: file(f, "a/test.csv"), "of client 'a' should hold one of: train.csv"),
-    "two tables to train on": (lambda f: (file(f, "a/train.csv"), file(f, "a/train.tsv")), "should hold one of"),
-    "tables and arrays": (
-        lambda f: (file(f, "a.csv"), np.savez(f / "b.npz", x=[1], y=[1])),
-        "tables for some clients and arrays for others",
-    ),
-    "other columns": (
-        lambda f: (file(f, "a.csv"), file(f, "b.csv", "b,y\n1,0\n2,1\n")),
-        "b.csv has no column 'a', which a.csv has",
-    ),
-    "a broken table": (lambda f: file(f, "a/train.csv", "a,y\n1,0\n2\n"), "line 3 has 1 cell"),
-    "text in a table": (
-        lambda f: file(f, "a/train.csv", "a,y\n1,0\n2,1\nx,1\n"),
-        "a/train.csv, line 4: column 'a' is 'x'",
-    ),
-    "no y": (lambda f: np.savez(f / "a.npz", x=[[1.0]]), "a.npz has no array 'y'"),
-    "no y for testing": (lambda f: np.savez(f / "a.npz", x=[[1.0]], y=[1], x_test=[[1.0]]), "no array 'y_test'"),
-    "no x": (lambda f: ((f / "a").mkdir(), np.save(f / "a" / "y.npy", [1])), "a has no array 'x'"),
-    "a truncated array": (
-        lambda f: ((f / "a").mkdir(), np.save(f / "a" / "x.npy", np.ones(99)), cut(f / "a" / "x.npy")),
-        "x.npy cannot be read as plain arrays",
-    ),
-    "a truncated archive": (
-        lambda f: (np.savez(f / "a.npz", x=np.ones(99), y=np.ones(99)), cut(f / "a.npz")),
-        "a.npz cannot be read as plain arrays",
-    ),
-    "text for an archive": (lambda f: file(f, "a.npz"), "a.npz cannot be read as plain arrays"),
-    "an array for an archive": (
-        lambda f: (np.save(f / "a.npy", [1]), (f / "a.npy").rename(f / "a.npz")),
-        "a.npz cannot be read as plain arrays",
-    ),
-    "objects that could run code": (
-        lambda f: np.savez(f / "a.npz", x=np.array([{}], dtype=object), y=[1]),
-        "cannot be read as plain arrays",
-    ),
-}
-
-
-@pytest.mark.parametrize("case", FOLDERS)
-def test_a_folder_that_cannot_be_used_is_refused(case, tmp_path):
-    make, sentence = FOLDERS[case]
-    make(tmp_path)
-    with pytest.raises(TableError, match=sentence):
-        Federation.from_folder(tmp_path, "y")
-
-
-def test_a_folder_that_is_not_there_or_has_a_client_column_is_refused(tmp_path):
-    with pytest.raises(TableError, match=r"There is no folder .*nowhere"):
-        Federation.from_folder(tmp_path / "nowhere", "y")
-    file(tmp_path, "a.csv")
-    with pytest.raises(TableError, match=r"the name of a file or sub-folder is the client; leave out table\.client"):
-        Federation.from_folder(tmp_path, "y", client="a")
-    with pytest.raises(TableError, match="Which column of .* is to be predicted"):
-        Federation.from_folder(tmp_path)
-
-
-# ---- torch datasets ----
-
-
-class Squares(Dataset):
-    def __init__(self, n: int, item: Callable[[int], Any] = lambda i: (torch.tensor([float(i)]), i % 2)) -> None:
-        self.n, self.item, self.asked = n, item, 0
-
-    def __len__(self) -> int:
-        return self.n
-
-    def __getitem__(self, i: int) -> Any:
-        self.asked += 1
-        return self.item(i)
-
-
-def test_datasets_give_the_federation_of_their_samples():
-    x, y = torch.arange(8.0)[:, None], torch.arange(8) % 2
-    own = Squares(8)
-    expected = Federation.from_arrays({"a": (x, y), "b": (x, y), "c": (x[:6], y[:6], x[6:], y[6:])}, seed=2)
-    pair = (Subset(Squares(8), range(6)), Subset(Squares(8), range(6, 8)))
-    found = Federation.from_datasets({"a": TensorDataset(x, y), "b": own, "c": pair}, seed=2)
-    assert own.asked == 8
-    assert found.task == expected.task
-    for one, other in zip(found.clients, expected.clients, strict=True):
-        for a, b in zip((*one.train, *one.test), (*other.train, *other.test), strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
-class Stream(IterableDataset):
-    def __iter__(self) -> Any:
-        return iter([])
-
-
-@pytest.mark.parametrize(
-    ("dataset", "sentence"),
-    [
-        (Squares(3, lambda i: torch.zeros(2)), "Client 'a', dataset Squares: sample 0 is not a pair"),
-        (
-            Squares(3, lambda i: (torch.zeros(2 + i // 2), 0)),
-            r"sample 2 has the shapes \(3,\) and \(\), the first has \(2,\)",
-        ),
-        (Squares(3, lambda i: ("text", 0)), "sample 0 holds a str, which is no number or array"),
-        (Squares(0), "it has no samples"),
-        (Stream(), "it has no length"),
-        ((Squares(3), Squares(3), Squares(3)), "has 3 datasets; give one, or training and test"),
-        (3, "it has no length"),
-    ],
-)
-def test_datasets_that_cannot_be_used_are_refused(dataset, sentence):
-    with pytest.raises(FederationError, match=sentence):
-        Federation.from_datasets({"a": dataset})
-
-
 # ---- by path, in a configuration ----
 
 
@@ -923,13 +747,13 @@ def test_a_run_on_a_changed_file_is_refused_and_a_new_one_is_not_taken_for_the_s
 
 
 def test_a_folders_digest_is_of_all_its_files_and_their_names(tmp_path):
-    file(tmp_path, "a.csv")
-    file(tmp_path, "b.csv")
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("a,y\n1,0\n2,1\n3,1\n")
     first = from_tables.digest_of(tmp_path)
     assert from_tables.digest_of(tmp_path) == first
     (tmp_path / "b.csv").rename(tmp_path / "c.csv")
     second = from_tables.digest_of(tmp_path)
-    file(tmp_path, "c.csv", "a,y\n1,1\n")
+    (tmp_path / "c.csv").write_text("a,y\n1,1\n")
     assert len({first, second, from_tables.digest_of(tmp_path)}) == 3
 
 
@@ -962,75 +786,10 @@ def test_names_of_data_sets_come_before_folders_of_that_name(tmp_path, monkeypat
     with pytest.raises(TableError, match=r"There is no file .*gone\.csv"):
         start.prepare({"data": "gone.csv", "table": SETTINGS["table"]})
     with pytest.raises(TableError, match=r"not a table: \.csv"):
-        file(tmp_path, "sheet.xlsx")
+        (tmp_path / "sheet.xlsx").touch()
         start.prepare({"data": "sheet.xlsx"})
     with pytest.raises(UnknownData, match="There is no data set 'clinix'"):
         resolve({"data": "clinix"})
-
-
-# ---- a user's own by name ----
-
-
-@pytest.fixture
-def module(monkeypatch) -> types.ModuleType:
-    made = types.ModuleType("my_data")
-    monkeypatch.setitem(sys.modules, "my_data", made)
-    return made
-
-
-def pool(owners: Any = None, **more: Any) -> Source:
-    x = torch.arange(40.0)[:, None]
-    return Source("mine", x, torch.arange(40) % 2, classes=2, clients=4, owners=owners, **more)
-
-
-def test_a_users_own_function_is_given_the_settings_it_takes(module):
-    def make(seed: int, clients: int = 5) -> Federation:
-        return Federation.from_arrays({f"{seed}-{i}": arrays(i) for i in range(clients)})
-
-    module.make = make  # type: ignore[attr-defined]
-    assert sorted(data.load("my_data:make", seed=7, clients=2).names) == ["7-0", "7-1"]
-    assert len(data.load("my_data:make", seed=7)) == 5
-    module.everything = lambda **given: make(given["seed"], len(given))  # type: ignore[attr-defined]
-    assert len(data.load("my_data:everything", test_fraction=0.5)) == 3
-    assert start.prepare(data="my_data:make", rounds=1, seed=7).federation.names[0].startswith("7-")
-
-
-def test_a_users_own_source_is_dealt_as_ours_are(module):
-    module.source = pool()  # type: ignore[attr-defined]
-    module.owned = lambda: pool(np.array(["ann", "bob"] * 20))  # type: ignore[attr-defined]
-    assert len(data.load("my_data:source", "iid")) == 4
-    assert len(data.load("my_data:source", "iid", clients=2)) == 2
-    assert set(data.load("my_data:owned").names) == {"ann", "bob"}
-    with pytest.raises(UnknownData, match="no natural split"):
-        data.load("my_data:source")
-    module.DEFAULTS = {"rounds": 7, "data": {"split": "iid"}}  # type: ignore[attr-defined]
-    assert resolve({"data": "my_data:source"}).rounds == 7
-    assert len(data.load("my_data:source")) == 4
-
-
-def test_a_natural_split_numbers_samples_as_their_owner_has_them_and_dealing_does_not(module):
-    owners = np.array(["a", "b", "c", "b"] * 10)
-    module.samples = pool(owners)
-    for seed in (0, 1):
-        for client in data.load(f"{module.__name__}:samples", "natural", seed=seed).clients:
-            own = module.samples.x[torch.from_numpy(owners == client.name)]
-            assert client.test_rows is not None and torch.equal(own[client.test_rows], client.test[0])
-    for client in data.load(f"{module.__name__}:samples", "iid").clients:
-        assert client.test_rows is None  # silo-00 of another seed has other samples
-
-
-def test_what_is_no_data_set_is_refused(module):
-    module.number = 3  # type: ignore[attr-defined]
-    module.source = pool()  # type: ignore[attr-defined]
-    module.federation = Federation.from_arrays({"a": arrays(0)})  # type: ignore[attr-defined]
-    with pytest.raises(OwnDataError, match="'my_data:nothing' could not be imported"):
-        data.load("my_data:nothing")
-    with pytest.raises(OwnDataError, match="could not be imported: No module named 'no_such_data'"):
-        resolve({"data": "no_such_data:x"})
-    with pytest.raises(OwnDataError, match=r"a fedkin\.Federation or a fedkin\.data\.Source; it is a int"):
-        data.load("my_data:number")
-    with pytest.raises(UnknownData, match="has clients of its own"):
-        data.load("my_data:federation", "iid")
 
 
 def test_the_settings_of_a_table_are_checked_as_all_settings_are(csv):

@@ -7,9 +7,6 @@ import gc
 import json
 import math
 import multiprocessing
-import os
-import subprocess
-import sys
 import weakref
 from collections.abc import Callable
 from dataclasses import replace
@@ -584,24 +581,6 @@ def test_threads_that_spin_are_for_large_models_alone(monkeypatch: Any) -> None:
     assert capacity.threads(wide_federation(4 * capacity.EACH))[0] == 1
     assert capacity.threads(wide_federation(capacity.SMALL))[0] == 6
     assert capacity.threads(images(1, 4, (1, 28, 28), model={"name": "cnn"}))[0] == 6
-
-
-@pytest.mark.parametrize(
-    ("first", "given", "expected"),
-    [
-        ("fedkin", {}, "True 3000"),
-        ("torch", {}, "False None"),
-        ("fedkin", {"GOMP_SPINCOUNT": "7"}, "True 7"),
-        ("fedkin", {"OMP_WAIT_POLICY": "PASSIVE"}, "True None"),
-        ("fedkin", {"OMP_WAIT_POLICY": "active"}, "False None"),
-        ("torch", {"GOMP_SPINCOUNT": "7"}, "True 7"),
-    ],
-)
-def test_how_long_threads_spin_is_set_before_torch_is_loaded(first: str, given: dict[str, str], expected: str) -> None:
-    script = f"import {first}, os, fedkin; print(fedkin.base.spinning.BOUNDED, os.environ.get('GOMP_SPINCOUNT'))"
-    plain = {name: value for name, value in os.environ.items() if name not in spinning.SET}
-    done = subprocess.run([sys.executable, "-c", script], env=plain | given, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == expected
 
 
 def test_a_run_has_the_threads_of_the_rule_and_gives_them_back(tmp_path: Path) -> None:

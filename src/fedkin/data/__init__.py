@@ -3,6 +3,7 @@
 from .by_name import (
     POOLED,
     SPLITS,
+    NoSettings,
     UnknownData,
     defaults,
     description,
@@ -17,10 +18,13 @@ from .by_name import (
     source,
     splits,
 )
+from .source import Source
 
 __all__ = [
     "POOLED",
     "SPLITS",
+    "NoSettings",
+    "Source",
     "UnknownData",
     "defaults",
     "description",

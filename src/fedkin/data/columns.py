@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.wording import did_you_mean, nearest
+from . import cells
 from . import table as reading
 from .preprocessing import Category, Column, Number, TableSettings
 from .table import Numbers, Table, TableError
@@ -41,13 +42,13 @@ def understand(table: Table, settings: TableSettings, train: Rows) -> list[Colum
 
 def _column(table: Table, name: str, settings: TableSettings, train: Rows) -> Column:
     missing, declared = marks(settings, name), name in settings.categorical
-    found = reading.values(table, name, missing)
+    found = cells.values(table, name, missing)
     if isinstance(found, np.ndarray) and not declared:
         _refuse_uninformative(name, found, np.isnan(found), gaps_tell=settings.indicators)
         return Number(name, missing, indicator=settings.indicators and bool(np.isnan(found[train]).any()))
     if not declared:
         _refuse_text_among_numbers(table, name, found, settings.missing)
-    named = np.array(reading.categories(table, name, missing), dtype=object)
+    named = np.array(cells.categories(table, name, missing), dtype=object)
     empty = np.array([value is None for value in named])
     _refuse_uninformative(name, named, empty, gaps_tell=True)
     if not declared:
@@ -55,14 +56,14 @@ def _column(table: Table, name: str, settings: TableSettings, train: Rows) -> Co
     return Category(name, missing, tuple(sorted(set(named[train]) - {None}, key=_in_order)))
 
 
-def marks(settings: TableSettings, column: str) -> tuple[reading.Mark, ...]:
+def marks(settings: TableSettings, column: str) -> tuple[cells.Mark, ...]:
     """What stands for a missing value in a column."""
     return (*settings.missing, *settings.missing_in.get(column, ()))
 
 
 def _in_order(category: str) -> tuple[float, str]:
     """Numbers by their size, then texts."""
-    value = reading.number(category)
+    value = cells.number(category)
     return (np.inf if value is None else value), category
 
 
@@ -98,9 +99,7 @@ def refuse_gaps(table: Table, column: str, found: reading.Cells, role: str) -> N
         )
 
 
-def _refuse_text_among_numbers(
-    table: Table, column: str, found: reading.Cells, declared: Sequence[reading.Mark]
-) -> None:
+def _refuse_text_among_numbers(table: Table, column: str, found: reading.Cells, declared: Sequence[cells.Mark]) -> None:
     """A column mostly of numbers is not taken for categories because of some texts in it."""
     known = [value for value in found if value is not None]
     texts = [i for i, value in enumerate(found) if isinstance(value, str | bool)]
@@ -119,9 +118,9 @@ def _refuse_text_among_numbers(
     )
 
 
-def _declaration(missing: Sequence[reading.Mark]) -> str:
+def _declaration(missing: Sequence[cells.Mark]) -> str:
     """All that stands for a gap, as an option and as a setting: --missing "NA,-" (table.missing = ["NA", "-"])."""
-    words = [mark if isinstance(mark, str) else reading.category(float(mark)) for mark in missing]
+    words = [mark if isinstance(mark, str) else cells.category(float(mark)) for mark in missing]
     pairs = zip(missing, words, strict=True)
     listed = ", ".join(json.dumps(word, ensure_ascii=False) if isinstance(mark, str) else word for mark, word in pairs)
     # A word with a comma would be taken for two, and a shell or TOML has its own mind about quotes.
@@ -135,7 +134,7 @@ def _refuse_uninformative(column: str, found: NDArray[Any], empty: NDArray[np.bo
     if not different:
         raise TableError(f"Column {column!r} is empty in all silos; table.ignore = [{column!r}] leaves it out.")
     if len(different) == 1 and not (gaps_tell and empty.any()):
-        value = reading.category(different.pop())
+        value = cells.category(different.pop())
         raise TableError(f"Column {column!r} is {value} in all silos; table.ignore = [{column!r}] leaves it out.")
 
 
@@ -171,7 +170,7 @@ def _one_value(column: Column, values: Numbers, train: Mapping[str, Rows]) -> li
             constant.setdefault(float(own[0]), []).append(client)
     told = [f"Column {column.name!r} is empty in all training rows of {some(empty)}."] if empty else []
     for value, clients in constant.items():
-        shown = column.categories[int(value)] if isinstance(column, Category) else reading.category(value)
+        shown = column.categories[int(value)] if isinstance(column, Category) else cells.category(value)
         note = f"Column {column.name!r} is {shown} in all training rows of {some(clients)}, and varies elsewhere."
         if value == 0 and isinstance(column, Number):
             note += f" If 0 means missing there, declare it: table.missing_in = {{{column.name} = [0]}}."

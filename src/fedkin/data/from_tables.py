@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ..base import files
 from ..base.task import METRICS, Task
-from . import table as reading
+from . import cells
 from .columns import FEW, MOST, Rows, at_most, look_alikes, marks, notes, refuse_gaps, refuse_unknown, understand
 from .federation import Client, Federation, FederationError, Pair, test_part, validation_part
 from .folders import arrays, entries
@@ -104,7 +104,7 @@ def from_table(
         )
     refuse_unknown(parts[0].name, columns, settings)
     whole = joined(parts[0].name, parts, settings.ignore)
-    owners = reading.categories(whole, settings.client, marks(settings, settings.client))
+    owners = cells.categories(whole, settings.client, marks(settings, settings.client))
     refuse_gaps(whole, settings.client, owners, "client")
     given = np.arange(len(whole)) >= len(parts[0])
     stem = Path(table).stem if isinstance(table, str | Path) else parts[0].name.removeprefix("the ")
@@ -316,7 +316,7 @@ def _learned(table: Table, settings: TableSettings, train: Rows) -> tuple[Tensor
     target = _target(table, settings)
     different = sorted(set(target))
     if len(different) == 1:
-        value = reading.category(different[0])
+        value = cells.category(different[0])
         raise TableError(f"The target {settings.target!r} is {value} in all rows of all silos: nothing can be learned.")
     few = isinstance(target, list) or (len(different) <= FEW and all(value.is_integer() for value in different))
     if settings.task == "classification" or (settings.task == "auto" and few):
@@ -327,7 +327,7 @@ def _learned(table: Table, settings: TableSettings, train: Rows) -> tuple[Tensor
             )
         place = {value: i for i, value in enumerate(different)}
         y = torch.tensor([place[value] for value in target])
-        return y, Task.classification((), len(different), tuple(reading.category(value) for value in different))
+        return y, Task.classification((), len(different), tuple(cells.category(value) for value in different))
     if isinstance(target, list):
         raise TableError(
             f"{table.where(0)}: the target {settings.target!r} is {target[0]!r}, but table.task = 'regression' needs "
@@ -342,7 +342,7 @@ def _learned(table: Table, settings: TableSettings, train: Rows) -> tuple[Tensor
 def _target(table: Table, settings: TableSettings) -> Numbers | list[Any]:
     """The target's values: all numbers, all texts or all truths."""
     assert settings.target is not None
-    found = reading.values(table, settings.target, marks(settings, settings.target))
+    found = cells.values(table, settings.target, marks(settings, settings.target))
     refuse_gaps(table, settings.target, found, "target")
     if isinstance(found, np.ndarray):
         return found
@@ -355,4 +355,4 @@ def _target(table: Table, settings: TableSettings) -> Numbers | list[Any]:
             f"The target {settings.target!r} mixes types: it is {found[here]!r} in {table.where(here)}, and "
             f"{found[there]!r} in {table.where(there)}. Give numbers only, or texts only."
         )
-    return list(reading.categories(table, settings.target, marks(settings, settings.target)))
+    return list(cells.categories(table, settings.target, marks(settings, settings.target)))

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from ..base.wording import did_you_mean
 from ..errors import FedkinError
+from . import cells
 from . import table as reading
 
 
@@ -171,7 +172,7 @@ class Number:
     """
 
     name: str
-    missing: tuple[reading.Mark, ...] = ()
+    missing: tuple[cells.Mark, ...] = ()
     indicator: bool = False
     mean: float = 0.0
     scale: float = 1.0
@@ -183,7 +184,7 @@ class Category:
     """A column of categories, an input each; all are 0 where the category is missing or not among these."""
 
     name: str
-    missing: tuple[reading.Mark, ...] = ()
+    missing: tuple[cells.Mark, ...] = ()
     categories: tuple[str, ...] = ()
 
 
@@ -278,7 +279,7 @@ class TablePreprocessing:
         told = []
         for column in self.columns:
             if isinstance(column, Category):
-                found = set(reading.categories(table, column.name, column.missing)) - {None}
+                found = set(cells.categories(table, column.name, column.missing)) - {None}
                 new = sorted(str(name) for name in found - set(column.categories))
                 if new:
                     listed = ", ".join(map(repr, new[:5])) + (" and more" if len(new) > 5 else "")
@@ -297,9 +298,9 @@ class TablePreprocessing:
 
 def _numbers(table: reading.Table, column: Column) -> NDArray[np.float64]:
     if isinstance(column, Number):
-        return reading.numbers(table, column.name, column.missing)
+        return cells.numbers(table, column.name, column.missing)
     place = {name: float(i) for i, name in enumerate(column.categories)}
-    found = reading.categories(table, column.name, column.missing)
+    found = cells.categories(table, column.name, column.missing)
     return np.array([np.nan if name is None else place.get(name, np.nan) for name in found])
 
 

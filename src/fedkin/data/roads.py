@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ..base.wording import first_line
 from . import pickles
+from .cells import number
 from .files import DataError, arrays
-from .table import number
 
 STEP_MINUTES = 5
 CUT_OFF = 0.1

@@ -12,17 +12,14 @@ summary.json      what came out
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, unquote
 
 import numpy as np
@@ -31,18 +28,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..base import files as arrays, mapped_rows
-from .config import Config, read_toml, resolve, to_toml
-from ..errors import FedkinError
 from ..base import files
 from ..base.wording import did_you_mean
+from ..errors import FedkinError
 from ..evidence.estimates import Estimate
 from ..evidence.outputs import Outputs
-from ..base.state import State
-
-if TYPE_CHECKING:
-    from .saved_model import Network, Prediction, Saved
-
+from .config import Config, read_toml, resolve, to_toml
 
 GRAPH = "graph.npz"
 

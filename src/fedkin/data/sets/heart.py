@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .. import from_tables
+from .. import cells, from_tables
 from .. import table as reading
 from ..files import DataError, need
 
@@ -32,9 +32,9 @@ def table(verify: bool = True) -> reading.Table:
     for hospital, stem in HOSPITALS.items():
         file = files[f"processed.{stem}.data"]
         for number, line in enumerate(file.read_text(encoding="ascii", errors="replace").split(), 1):
-            cells = [float("nan") if cell == "?" else reading.number(cell) for cell in line.split(",")]
-            *findings, num = cells
-            if len(findings) != len(NAMES) or None in cells or num != num:
+            values = [float("nan") if cell == "?" else cells.number(cell) for cell in line.split(",")]
+            *findings, num = values
+            if len(findings) != len(NAMES) or None in values or num != num:
                 raise DataError(f"{file}, line {number} is not a row of {len(NAMES)} numbers and `num`: {line[:60]!r}.")
             for name, cell in zip(NAMES, findings, strict=True):
                 rows[name].append(cell)

@@ -29,10 +29,10 @@ from torch import Tensor
 
 from ...base.task import Task
 from .. import windows
+from ..cells import number
 from ..federation import Client, Federation, FederationError, Pair, Seasons, test_part
 from ..files import DataError, need
 from ..preprocessing import Scaled
-from ..table import number
 
 STATES, MONTHS = 48, 144
 OBSERVED = OUTPUTS = 6
