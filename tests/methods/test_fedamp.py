@@ -218,32 +218,6 @@ def test_tau_is_the_weight_of_the_others(tmp_path: Path, method: str) -> None:
     assert close(xi.sum(1), torch.ones(4, dtype=torch.float64), 1e-15)
 
 
-PUBLISHED = {
-    # data: (sigma of FedAMP, sigma of HeurFedAMP, weight on others), each practical, IID, pathological
-    "mnist": ((100, 100, 100), (25, 25, 25), (0.95, 0.99, 0.5)),
-    "fmnist": ((10, 100, 10), (100, 50, 100), (0.95, 0.99, 0.5)),
-    "emnist": ((10, 10, 10), (50, 50, 50), (0.9, 0.984, 0.5)),
-    "cifar100": ((1e6, 1e6, 1e6), (10, 10, 10), (0.8, 0.99, 0.5)),
-}
-
-
-@pytest.mark.parametrize("data", PUBLISHED)
-def test_the_preprints_tables(data: str) -> None:
-    fedamp, heurfedamp, tau = PUBLISHED[data]
-    for at, split in enumerate(("practical", "iid", "pathological")):
-        assert FedAMP.paper(data, split) == {"sigma": fedamp[at], "weight_on_others": tau[at]}
-        assert HeurFedAMP.paper(data, split) == {"sigma": heurfedamp[at], "weight_on_others": tau[at]}
-        FedAMP(**FedAMP.paper(data, split))
-
-
-def test_the_misprint_for_iid_emnist_is_one_less_one_over_its_62_clients() -> None:
-    assert FedAMP.paper("emnist", "iid")["weight_on_others"] == 0.984 == round(1 - 1 / 62, 3)
-
-
-def test_where_the_papers_give_nothing_there_are_no_published_settings() -> None:
-    assert FedAMP.paper("digits", "practical") == HeurFedAMP.paper("mnist", "dirichlet") == {}
-
-
 # ---- trap T12: running statistics ----
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import lru_cache
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 import torch
 from pydantic import Field
@@ -18,9 +18,6 @@ from ..maths import collaboration as co
 from ..maths.hypernetworks import Written, drawn, scale
 from ..training.optimisers import Optimiser
 from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
-
-FORECASTS = ("tpt48", "metr_la", "pems_bay")
-"""Data sets on which plain SGD at the server is far too slow."""
 
 
 class Hypernetworked(Method):
@@ -64,13 +61,6 @@ class Hypernetworked(Method):
     def beside(self, logits: Tensor, graph: Tensor) -> Tensor:
         """What is minimised beside the distance to the clients' models, where the hypernetwork has a generator."""
         raise NotImplementedError
-
-    @classmethod
-    def suited(cls, data: str) -> dict[str, Any]:
-        if data not in FORECASTS:
-            return {}
-        adam = {"server_optimiser": "adam", "server_lr": 1e-3, "server_weight_decay": 0.0, "server_steps": 5}
-        return {"settings": adam}
 
     def check(self, problem: Problem, local: Local) -> None:
         outputs = self.written(problem.layout)

@@ -89,6 +89,8 @@ class Method(BaseModel, ABC):
     def check(self, problem: Problem, local: Local) -> None:
         """Raises ValueError with a sentence if this method cannot work on this problem with this local training."""
 
+    # ---- settings by data set: of a class of one's own; those of built-in methods stand in papers/*.toml ----
+
     @classmethod
     def suited(cls, data: str) -> dict[str, Any]:
         """Settings (table `settings`) that the data set calls for, whatever the budget."""

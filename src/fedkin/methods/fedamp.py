@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -25,17 +25,6 @@ from ._method import (
     Tensor,
     Upload,
 )
-
-# sigma, weight on others by data set: (practical, iid, pathological); preprint, tables 2-4. The preprint prints 0.084
-# for IID EMNIST, a misprint for 0.984 = 1 - 1/62.
-SIGMA = {"mnist": (100, 100, 100), "fmnist": (10, 100, 10), "emnist": (10, 10, 10), "cifar100": (1e6, 1e6, 1e6)}
-TAU = {
-    "mnist": (0.95, 0.99, 0.5),
-    "fmnist": (0.95, 0.99, 0.5),
-    "emnist": (0.9, 0.984, 0.5),
-    "cifar100": (0.8, 0.99, 0.5),
-}
-SPLITS = ("practical", "iid", "pathological")
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -98,13 +87,6 @@ class FedAMP(Method):
                 raise ValueError(f"A value for each client was begun, but {', '.join(missing[:5])} has none.")
         if isinstance(self.similarity, list):
             problem.layout.columns(self.similarity)
-
-    @classmethod
-    def paper(cls, data: str, split: str) -> dict[str, Any]:
-        if data not in SIGMA or split not in SPLITS:
-            return {}
-        at = SPLITS.index(split)
-        return {"sigma": SIGMA[data][at], "weight_on_others": TAU[data][at]}
 
     # ---- the server ----
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -42,10 +42,6 @@ class PerFedAvg(Method):
         Literal["full", "batch"], Field(description="adapt on all of a client's training data, or on a mini-batch")
     ] = "full"
     adaptation_steps: Annotated[int, Field(ge=1, description="the paper takes one")] = 1
-
-    @classmethod
-    def native(cls, data: str) -> dict[str, Any]:
-        return {"local": {"batch_size": 20}, "settings": {"iterations": 20}}
 
     def begin(self, problem: Problem, rng: Rng) -> Server:
         return State({"w": problem.initial.clone()})

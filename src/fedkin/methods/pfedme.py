@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
@@ -32,10 +32,6 @@ class PFedMe(Method):
     beta: Annotated[float, Field(gt=0, description="how far the server follows the clients' mean; may exceed 1")] = 1.0
     decay: Annotated[float, Field(ge=0, description="of theta: not in the paper, 0.001 in its authors' code")] = 0.0
     weighted: Annotated[bool, Field(description="the mean by samples, as in the authors' code")] = False
-
-    @classmethod
-    def native(cls, data: str) -> dict[str, Any]:
-        return {"local": {"batch_size": 20}, "settings": {"iterations": 20}}
 
     def check(self, problem: Problem, local: Local) -> None:
         if self.eta * self.strength >= 1:
