@@ -28,6 +28,7 @@ class Hypernetworked(Method):
     """
 
     headline = "generated"
+    remembers = "personal"
 
     hidden: Annotated[int, Field(ge=1, description="width of the hypernetwork's layers")] = 100
     train_embeddings: Annotated[bool, Field(description="train them; false: leave them as they were drawn")] = True
@@ -174,9 +175,6 @@ class Hypernetworked(Method):
         return {f"{name}.{n}": t for n, t in Optimiser.fresh(self._rule, W, W.shape[1]).items()}
 
     # ---- the clients ----
-
-    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        return State(personal=problem.initial.repeat(len(clients), 1))
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
         W = cohort.fit(_completed(message.generated, memory), round)

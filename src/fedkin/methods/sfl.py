@@ -29,6 +29,7 @@ class SFL(Method):
     """
 
     headline = "cloud"
+    remembers = "personal"
     uses_graph = True
     training = frozenset({"strength", "regulariser"})
 
@@ -85,9 +86,6 @@ class SFL(Method):
         return server.replace(U=torch.cat([server.U, mix(edges, server.U)]), xi=xi)
 
     # ---- the clients ----
-
-    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        return State(personal=problem.initial.repeat(len(clients), 1))
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
         d, g, u = cohort.layout.parameters, message.g, message.u
