@@ -10,17 +10,22 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import DEVICE, Watched, close, normed, ready, same, simulate, toy, trained
+from helpers import DEVICE, ROOT, Watched, close, normed, ready, same, simulate, toy, trained
 from torch import Tensor
 
 from fedkin.base.settings import ConfigError
 from fedkin.base.state import State
 from fedkin.engines.assembly import Assembly
+from fedkin.maths.attention import named
 from fedkin.methods.fedamp import FedAMP
 from fedkin.methods.heurfedamp import HeurFedAMP
 
 BOTH = ("fedamp", "heurfedamp")
 NAMES = ("a", "b", "c", "d")
+
+
+def test_who_knows_the_paper_finds_its_equations_on_a_few_screens() -> None:
+    assert len((ROOT / "src/fedkin/methods/fedamp.py").read_text().splitlines()) <= 120
 
 
 # ---- the preprint in plain loops ----
@@ -427,7 +432,7 @@ def test_in_theory_mode_the_server_takes_a_gradient_step_and_rows_of_xi_sum_to_o
         W, xi = run.servers[k].W.clone().requires_grad_(), run.servers[k].xi
         assert close(xi.sum(1), torch.ones(4, dtype=torch.float64), 1e-12)
         assert close(xi, xi.T, 1e-12)
-        function = run.method._function()  # type: ignore[attr-defined]
+        function = named(given.get("attention", "negative_exponential"), dict(run.method))
         total = sum(function.value((W[i] - W[j]).square().sum() / 2) for i in range(4) for j in range(i))
         (slope,) = torch.autograd.grad(total, W)
         assert close(run.rows(k + 1, "cloud"), (W - alpha * slope).detach(), 1e-10)
