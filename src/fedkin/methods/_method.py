@@ -92,7 +92,8 @@ class Method(BaseModel, ABC):
     def check(self, problem: Problem, local: Local) -> None:
         """Raises ValueError with a sentence if this method cannot work on this problem with this local training."""
 
-    # ---- settings by data set: of a class of one's own; those of built-in methods stand in papers/*.toml ----
+    # ---- settings by data set ----
+    # Those of built-in methods stand in papers/*.toml; a class that extends one lays its own over them.
 
     @classmethod
     def suited(cls, data: str) -> dict[str, Any]:
