@@ -11,7 +11,9 @@ the literal reading with the factor restored. Either way xi_ij = 2 c alpha A'(t_
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -116,9 +118,16 @@ class SCAD(Attention):
         return 2 * self.a * self.height / (self.a - 1)
 
 
-FUNCTIONS: dict[str, type[NegativeExponential | TamedSquareRoot | MCP | SCAD]] = {
+Kind = Literal["negative_exponential", "tamed_square_root", "mcp", "scad"]
+FUNCTIONS: dict[Kind, type[NegativeExponential | TamedSquareRoot | MCP | SCAD]] = {
     "negative_exponential": NegativeExponential,
     "tamed_square_root": TamedSquareRoot,
     "mcp": MCP,
     "scad": SCAD,
 }
+
+
+def named(kind: Kind, settings: Mapping[str, Any]) -> Attention:
+    """A function by its name, with those of the settings that it takes."""
+    function = FUNCTIONS[kind]
+    return function(**{name: settings[name] for name in function.__dataclass_fields__})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from functools import lru_cache
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 import torch
 from pydantic import Field
@@ -19,9 +19,6 @@ from ..maths.hypernetworks import Written, drawn, scale
 from ..training.optimisers import Optimiser
 from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
 
-FORECASTS = ("tpt48", "metr_la", "pems_bay")
-"""Data sets on which plain SGD at the server is far too slow."""
-
 
 class Hypernetworked(Method):
     """theta = h(embeddings; psi), a row a client. Down theta_i, up what local training makes of it, theta~_i.
@@ -31,6 +28,7 @@ class Hypernetworked(Method):
     """
 
     headline = "generated"
+    remembers = "personal"
 
     hidden: Annotated[int, Field(ge=1, description="width of the hypernetwork's layers")] = 100
     train_embeddings: Annotated[bool, Field(description="train them; false: leave them as they were drawn")] = True
@@ -64,13 +62,6 @@ class Hypernetworked(Method):
     def beside(self, logits: Tensor, graph: Tensor) -> Tensor:
         """What is minimised beside the distance to the clients' models, where the hypernetwork has a generator."""
         raise NotImplementedError
-
-    @classmethod
-    def suited(cls, data: str) -> dict[str, Any]:
-        if data not in FORECASTS:
-            return {}
-        adam = {"server_optimiser": "adam", "server_lr": 1e-3, "server_weight_decay": 0.0, "server_steps": 5}
-        return {"settings": adam}
 
     def check(self, problem: Problem, local: Local) -> None:
         outputs = self.written(problem.layout)
@@ -184,9 +175,6 @@ class Hypernetworked(Method):
         return {f"{name}.{n}": t for n, t in Optimiser.fresh(self._rule, W, W.shape[1]).items()}
 
     # ---- the clients ----
-
-    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        return State(personal=problem.initial.repeat(len(clients), 1))
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
         W = cohort.fit(_completed(message.generated, memory), round)

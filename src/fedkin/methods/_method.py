@@ -45,6 +45,9 @@ class Method(BaseModel, ABC):
     """The model whose score stands for the method."""
     local: ClassVar[dict[str, Any]] = {}
     """Local training that the method presupposes, where it differs from the data set's."""
+    remembers: ClassVar[str | None] = None
+    """The model that clients remember between rounds, by its name in Memory; before the first it is the common start.
+    What they remember beside is for `enlist` to add."""
     newcomer_rounds: ClassVar[int] = 0
     """Exchanges in which newcomers find their place before they get their model."""
     uses_graph: ClassVar[bool] = False
@@ -58,8 +61,8 @@ class Method(BaseModel, ABC):
         """The server's state before round 1."""
 
     def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        """What these clients remember at the start; nothing by default."""
-        return State()
+        """What these clients remember at the start: the model named by `remembers`; by default nothing."""
+        return State(**{self.remembers: problem.initial.repeat(len(clients), 1)}) if self.remembers else State()
 
     @abstractmethod
     def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
@@ -88,6 +91,9 @@ class Method(BaseModel, ABC):
 
     def check(self, problem: Problem, local: Local) -> None:
         """Raises ValueError with a sentence if this method cannot work on this problem with this local training."""
+
+    # ---- settings by data set ----
+    # Those of built-in methods stand in papers/*.toml; a class that extends one lays its own over them.
 
     @classmethod
     def suited(cls, data: str) -> dict[str, Any]:

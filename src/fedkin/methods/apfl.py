@@ -8,10 +8,11 @@ import torch
 from pydantic import Field
 
 from ..training.evaluation import Predictor
-from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Local, Memory, Message, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._shared import GlobalModel
 
 
-class APFL(Method):
+class APFL(GlobalModel):
     """Each client mixes a model of its own with the global one: alpha_i v_i + (1 - alpha_i) w.
 
     Models: `personal` (that mixture) and `global` w. The paper mixes parameters; its public code mixes outputs
@@ -19,6 +20,7 @@ class APFL(Method):
     """
 
     headline = "personal"
+    remembers = "v"
     training = frozenset({"adaptive", "mix"})
     local = {"optimiser": "sgd", "lr": 0.01}
 
@@ -32,15 +34,9 @@ class APFL(Method):
                 "APFL trains two models and starts both optimisers anew: set local.persist_optimiser = false."
             )
 
-    def begin(self, problem: Problem, rng: Rng) -> Server:
-        return State({"w": problem.initial.clone()})
-
     def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        rows = problem.initial.repeat(len(clients), 1)
-        return State(v=rows, alpha=torch.full_like(rows[:, 0], self.alpha))
-
-    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
-        return State({"w": server.w})
+        own = super().enlist(problem, clients, rng)
+        return own.replace(alpha=torch.full_like(own.v[:, 0], self.alpha))
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
         d, lr = cohort.layout.parameters, cohort.lrs(round)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..maths.collaboration import mix
 from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._shared import weighted_mean
 
 
 class Groups(Method):
@@ -15,6 +15,7 @@ class Groups(Method):
     """
 
     headline = "cloud"
+    remembers = "finetuned"
     training = frozenset()
 
     def check(self, problem: Problem, local: Local) -> None:
@@ -40,9 +41,6 @@ class Groups(Method):
         xi[strangers, strangers] = 1.0
         return xi / xi.sum(1, keepdim=True)
 
-    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        return State(finetuned=problem.initial.repeat(len(clients), 1))
-
     def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
         return State(u=server.models[_groups(problem)[clients]])
 
@@ -54,10 +52,10 @@ class Groups(Method):
         return {"cloud": message.u, "finetuned": memory.finetuned}
 
     def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
-        groups, n = _groups(problem)[clients], problem.samples[clients].double()
+        groups, n = _groups(problem)[clients], problem.samples[clients]
         for group in torch.unique(groups).tolist():
             inside = groups == group
-            server.models[group] = mix((n[inside] / n[inside].sum())[None], upload.W[inside])[0]
+            server.models[group] = weighted_mean(n[inside], upload.W[inside])
         return server
 
     def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:

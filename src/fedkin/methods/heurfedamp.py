@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..maths import collaboration as co
 from ._method import Local, Problem, Tensor
-from .fedamp import SPLITS, FedAMP
-
-# sigma by data set: (practical, iid, pathological); preprint, tables 2-4.
-SIGMA = {"mnist": (25, 25, 25), "fmnist": (100, 50, 100), "emnist": (50, 50, 50), "cifar100": (10, 10, 10)}
+from .fedamp import FedAMP
 
 
 class HeurFedAMP(FedAMP):
@@ -29,8 +24,3 @@ class HeurFedAMP(FedAMP):
         origin = problem.initial[: problem.layout.parameters] if self.similarity == "updates" else None
         distances = co.cosine_distances(*self.looked_at(problem, W), origin, among)
         return co.cosine_logits(distances, None if self.sigma == "auto" else self.sigma)
-
-    @classmethod
-    def paper(cls, data: str, split: str) -> dict[str, Any]:
-        values = super().paper(data, split)
-        return {**values, "sigma": SIGMA[data][SPLITS.index(split)]} if values else {}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field
 
 from ..maths.hypernetworks import Generator, GraphHypernetwork, Normalisation
-from ._hypernetwork import FORECASTS, Hypernetworked
+from ._hypernetwork import Hypernetworked
 from ._method import Local, Problem
 
 
@@ -56,10 +56,3 @@ class PanaceaGN(Hypernetworked):
                 "--graph groups where groups are known, or give the federation a graph (--graph FILE)."
             )
         super().check(problem, local)
-
-    @classmethod
-    def native(cls, data: str) -> dict[str, Any]:
-        """Found by measurement: the paper does not say."""
-        if data in FORECASTS:
-            return {"local": {"optimiser": "adam", "lr": 3e-3, "steps": 10, "batch_size": 32}}
-        return {"local": {"optimiser": "sgd", "lr": 5e-2, "momentum": 0.9, "steps": 10, "batch_size": 32}}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 
 from ..training.execution import Batch
-from ._method import Cohort, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Memory, Message, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._shared import GlobalModel
 
 STREAMS = ("train", "meta", "curvature")
 """Three independent sequences of mini-batches: D, D' and D'' of the paper."""
@@ -16,7 +17,7 @@ GRADIENTS = {"first-order": 2, "difference": 4, "exact": 3}
 """What an iteration costs; a product with the Hessian counts as one."""
 
 
-class PerFedAvg(Method):
+class PerFedAvg(GlobalModel):
     """A global model trained for what one gradient step on a client's own data makes of it.
 
     Clients descend along the gradient of f_i(w - alpha grad f_i(w)); the server takes the mean of their models.
@@ -42,16 +43,6 @@ class PerFedAvg(Method):
         Literal["full", "batch"], Field(description="adapt on all of a client's training data, or on a mini-batch")
     ] = "full"
     adaptation_steps: Annotated[int, Field(ge=1, description="the paper takes one")] = 1
-
-    @classmethod
-    def native(cls, data: str) -> dict[str, Any]:
-        return {"local": {"batch_size": 20}, "settings": {"iterations": 20}}
-
-    def begin(self, problem: Problem, rng: Rng) -> Server:
-        return State({"w": problem.initial.clone()})
-
-    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
-        return State({"w": server.w})
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
         d, w = cohort.layout.parameters, message.w.clone()

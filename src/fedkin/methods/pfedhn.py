@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from torch import nn
@@ -54,10 +54,3 @@ class PFedHN(Hypernetworked):
     def _smaller(self) -> list[str]:
         own = "settings.personal_classifier = true, which leaves out the last layer"
         return [*super()._smaller(), *([] if self.personal_classifier else [own])]
-
-    @classmethod
-    def native(cls, data: str) -> dict[str, Any]:
-        """As in the authors' code: far too slow where there are 150 rounds and not 5000 steps."""
-        local = {"optimiser": "sgd", "lr": 5e-3, "momentum": 0.9, "weight_decay": 5e-5, "clip": 50.0}
-        server = {"server_optimiser": "sgd", "server_lr": 1e-2, "server_weight_decay": 1e-3, "server_steps": 1}
-        return {"local": {**local, "batch_size": 64, "steps": 50}, "settings": server}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated
 
+import torch
 from pydantic import Field
 
-from ..maths.collaboration import mix
-from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Local, Memory, Message, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._shared import GlobalModel, weighted_mean
 
 
-class PFedMe(Method):
+class PFedMe(GlobalModel):
     """Each client trains a personal model on a leash to its copy of the global one, and the copy follows.
 
     theta_i minimises f_i(theta) + (lambda / 2) ||theta - w_i||^2 by a few steps a mini-batch; w_i goes towards it.
@@ -20,6 +21,7 @@ class PFedMe(Method):
     """
 
     headline = "personal"
+    remembers = "personal"
     training = frozenset({"strength", "inner_steps", "iterations", "eta", "personal_lr", "decay"})
 
     strength: Annotated[float, Field(gt=0, description="lambda: how short the leash is")] = 15.0
@@ -33,25 +35,12 @@ class PFedMe(Method):
     decay: Annotated[float, Field(ge=0, description="of theta: not in the paper, 0.001 in its authors' code")] = 0.0
     weighted: Annotated[bool, Field(description="the mean by samples, as in the authors' code")] = False
 
-    @classmethod
-    def native(cls, data: str) -> dict[str, Any]:
-        return {"local": {"batch_size": 20}, "settings": {"iterations": 20}}
-
     def check(self, problem: Problem, local: Local) -> None:
         if self.eta * self.strength >= 1:
             raise ValueError(
                 f"pFedMe needs eta * strength < 1, or w_i overshoots theta_i: {self.eta:g} * {self.strength:g} is "
                 f"{self.eta * self.strength:g}. Take a smaller settings.eta or settings.strength."
             )
-
-    def begin(self, problem: Problem, rng: Rng) -> Server:
-        return State({"w": problem.initial.clone()})
-
-    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        return State(personal=problem.initial.repeat(len(clients), 1))
-
-    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
-        return State({"w": server.w})
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
         d = cohort.layout.parameters
@@ -73,7 +62,7 @@ class PFedMe(Method):
         return {"personal": memory.personal, "global": message.w}
 
     def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
-        n = problem.samples[clients].double() if self.weighted else clients.new_ones(len(clients)).double()
-        w, d = mix((n / n.sum())[None], upload.W)[0], problem.layout.parameters
+        n = problem.samples[clients] if self.weighted else torch.ones_like(clients)
+        w, d = weighted_mean(n, upload.W), problem.layout.parameters
         w[:d].sub_(server.w[:d]).mul_(self.beta).add_(server.w[:d])  # buffers are averaged, whatever beta
         return server.replace(w=w)

@@ -20,6 +20,7 @@ class Scaffold(Method):
     """
 
     headline = "personal"
+    remembers = "personal"
     training = frozenset({"option"})
     local = {"optimiser": "sgd", "lr": 0.05}
 
@@ -38,8 +39,8 @@ class Scaffold(Method):
         return State({"x": x, "c": torch.zeros_like(x[: problem.layout.parameters])})
 
     def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        rows = problem.initial.repeat(len(clients), 1)
-        return State(personal=rows, c=torch.zeros_like(rows[:, : problem.layout.parameters]))
+        own = super().enlist(problem, clients, rng)
+        return own.replace(c=torch.zeros_like(own.personal[:, : problem.layout.parameters]))
 
     def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
         return State({"x": server.x, "c": server.c})

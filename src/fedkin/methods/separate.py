@@ -9,13 +9,11 @@ class Separate(Method):
     """Every client trains on its own data, from the common start, and tells nobody."""
 
     headline = "personal"
+    remembers = "personal"
     training = frozenset()
 
     def begin(self, problem: Problem, rng: Rng) -> Server:
         return State()
-
-    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        return State(personal=problem.initial.repeat(len(clients), 1))
 
     def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
         return State()

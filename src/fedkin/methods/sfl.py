@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -29,6 +29,7 @@ class SFL(Method):
     """
 
     headline = "cloud"
+    remembers = "personal"
     uses_graph = True
     training = frozenset({"strength", "regulariser"})
 
@@ -47,12 +48,6 @@ class SFL(Method):
                 "SFL spreads models over a graph of the clients, and this federation has none: draw one by known "
                 "groups (--graph groups), infer it (--graph inferred), or give a file (--graph relations.csv)."
             )
-
-    @classmethod
-    def native(cls, data: str) -> dict[str, Any]:
-        """The authors' local training, but for the rate: theirs rises to 0.4 and falls to 0.001 within each round."""
-        sgd = {"optimiser": "sgd", "lr": 0.05, "momentum": 0.9, "nesterov": True, "weight_decay": 5e-4}
-        return {"local": {"epochs": 20, "steps": 0, "batch_size": 128, "schedule": "constant", **sgd}}
 
     # ---- the server ----
 
@@ -91,9 +86,6 @@ class SFL(Method):
         return server.replace(U=torch.cat([server.U, mix(edges, server.U)]), xi=xi)
 
     # ---- the clients ----
-
-    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        return State(personal=problem.initial.repeat(len(clients), 1))
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
         d, g, u = cohort.layout.parameters, message.g, message.u

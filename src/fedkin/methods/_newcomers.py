@@ -1,0 +1,50 @@
+"""Clients whose models are not their own yet, at a server that keeps W, xi and who was heard from: FedAMP's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ..maths import collaboration as co
+from ._method import Problem, Server, State, Tensor
+
+
+def among_heard(heard: Tensor, W: Tensor, weights: Callable[[Tensor | None], Tensor]) -> Tensor:
+    """(m, m) xi by `weights` among those that were heard from (None: all were); the others keep the model they have."""
+    if len(W) > 1 and bool(heard.all()):
+        return weights(None)
+    xi = torch.eye(len(W), dtype=torch.float64, device=W.device)
+    among = heard.nonzero().squeeze(1)
+    if len(among) > 1:
+        xi[among[:, None], among] = weights(among)
+    return xi
+
+
+def welcomed(problem: Problem, server: Server) -> Server:
+    """Newcomers start from the mean of the known models."""
+    known, new = problem.known, len(problem) - problem.known
+    W = torch.cat([server.W, server.W[_hosts(problem, server)].mean(0).repeat(new, 1)])
+    xi = torch.eye(len(problem), dtype=torch.float64, device=W.device)
+    xi[:known, :known] = server.xi
+    return State(W=W, xi=xi, heard=torch.cat([server.heard, server.heard.new_zeros(new)]))
+
+
+def introduced(problem: Problem, server: Server, w: Tensor, columns: Tensor | None, top: int) -> Server:
+    """Newcomers find their kin among the known clients, by the cosine of w - mean(known) in these columns; found by
+    measurement: treated as members at once, they attend to each other."""
+    hosts = _hosts(problem, server)
+    distances = co.cosine_distances(w, columns, origin=w[hosts].mean(0))
+    for i in range(problem.known, len(problem)):
+        if server.heard[i]:
+            among = torch.cat([hosts, hosts.new_tensor([i])])
+            logits = co.cosine_logits(distances[among][:, among], None)
+            others = co.softmax_of_others(co.only_nearest(logits, top))
+            server.xi[i, among] = co.with_self(others, co.automatic_weight_on_others(others))[-1]
+    return server
+
+
+def _hosts(problem: Problem, server: Server) -> Tensor:
+    """The known clients that were heard from; all of them if none was."""
+    heard = server.heard[: problem.known]
+    return (heard if heard.any() else ~heard).nonzero().squeeze(1)

@@ -1,0 +1,55 @@
+"""What several methods have alike: one model at the server for all, means by weights, and settings for each client."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import torch
+from pydantic import Field
+
+from ..maths.collaboration import mix
+from ._method import Message, Method, Problem, Rng, Server, State, Tensor
+
+Auto = Literal["auto"]
+Positive = Annotated[float, Field(gt=0)]
+Share = Annotated[float, Field(ge=0, le=1)]
+EachPositive = Positive | dict[str, Positive]
+EachShare = Share | dict[str, Share]
+"""One number for all clients, or one for each by name."""
+
+
+class GlobalModel(Method):
+    """A method whose server keeps one model w, from the common start on, and sends it to everyone."""
+
+    def begin(self, problem: Problem, rng: Rng) -> Server:
+        return State({"w": problem.initial.clone()})
+
+    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
+        return State({"w": server.w})
+
+
+def drawn_start(problem: Problem, rng: Rng) -> Tensor:
+    """(m, D) a starting row for each client, drawn by its name."""
+    return torch.stack([problem.fresh(rng("initial weights", name)) for name in problem.names])
+
+
+def weighted_mean(n: Tensor, W: Tensor) -> Tensor:
+    """(D,) sum_i n_i w_i / sum_i n_i of the rows of W (m, D), with weights n (m,) such as their numbers of samples."""
+    n = n.double()
+    return mix((n / n.sum())[None], W)[0]
+
+
+def per_client(setting: float | dict[str, float], names: Sequence[str], among: Tensor | None = None) -> Tensor:
+    """(m,) the value of a setting for each client, or for some of them; in float64."""
+    chosen = names if among is None else [names[i] for i in among.tolist()]
+    values = [setting[name] for name in chosen] if isinstance(setting, dict) else [setting] * len(chosen)
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def check_per_client(names: Sequence[str], *settings: str | float | dict[str, float]) -> None:
+    """Raises ValueError if a setting has values for some of the clients only."""
+    for setting in settings:
+        missing = [name for name in names if isinstance(setting, dict) and name not in setting]
+        if missing:
+            raise ValueError(f"A value for each client was begun, but {', '.join(missing[:5])} has none.")

@@ -1,0 +1,56 @@
+"""Settings of the built-in methods by data set, from the files beside this one: `fedamp.toml` is of methods/fedamp.py.
+
+A file has up to three tables, named as the hooks by which a class of a user's own says the same: `suited` and `native`
+by data set, where `any` is for those that have no entry, and `paper` by data set and split. A method that extends
+another has the other's values, too; what it says itself, by its file or by its hook, is laid over them.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from .. import methods
+from ..methods._method import Method
+
+
+def suited(method: type[Method], data: str) -> dict[str, Any]:
+    """Settings (table `settings`) that the data set calls for, whatever the budget."""
+    return _laid([*_told(method, "suited", data), method.suited(data)])
+
+
+def native(method: type[Method], data: str) -> dict[str, Any]:
+    """The method's own local training and settings (tables `local` and `settings`)."""
+    return _laid([*_told(method, "native", data), method.native(data)])
+
+
+def paper(method: type[Method], data: str, split: str) -> dict[str, Any]:
+    """The settings that were published for a data set and split; empty where there are none."""
+    return _laid([*(table.get(split, {}) for table in _told(method, "paper", data)), method.paper(data, split)])
+
+
+def _told(method: type[Method], hook: str, data: str) -> list[dict[str, Any]]:
+    """What the files say of a method and of those it extends, the most general first."""
+    package = f"{methods.__name__}."
+    built_in = [each.__module__ for each in reversed(method.__mro__) if each.__module__.startswith(package)]
+    tables = [read(module.removeprefix(package).lstrip("_")).get(hook, {}) for module in built_in]
+    return [table.get(data, table.get("any", {})) for table in tables]
+
+
+@cache
+def read(name: str) -> dict[str, Any]:
+    """A file by its name; empty where there is none."""
+    file = resources.files(__package__) / f"{name}.toml"
+    return tomllib.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+
+
+def _laid(tables: list[dict[str, Any]]) -> dict[str, Any]:
+    """Tables laid over each other; a new one, so that what was read stays as it is."""
+    result: dict[str, Any] = {}
+    for table in tables:
+        for key, value in table.items():
+            under = result.get(key)
+            result[key] = {**(under if isinstance(under, dict) else {}), **value} if isinstance(value, dict) else value
+    return result
