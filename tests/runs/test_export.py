@@ -9,13 +9,13 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from helpers import ROOT
 import numpy as np
 import onnx
 import onnxruntime
 import pandas as pd
 import pytest
 import torch
+from helpers import ROOT
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 

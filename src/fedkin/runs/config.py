@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from .. import data, methods
-from ..errors import FedkinError
-from ..methods._method import Method
-from ..training.optimisers import Local
 from ..base.settings import ConfigError, unknown_key, validated
 from ..data.preprocessing import TableSettings
+from ..methods._method import Method
+from ..training.optimisers import Local
 
 
 class _Strict(BaseModel):

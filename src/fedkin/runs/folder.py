@@ -12,14 +12,11 @@ summary.json      what came out
 
 from __future__ import annotations
 
-import difflib
-import hashlib
 import io
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,17 +28,15 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ..base import files as arrays, mapped_rows
-from .config import Config, read_toml, resolve, to_toml
-from ..errors import FedkinError
 from ..base import files
 from ..base.wording import did_you_mean
+from ..errors import FedkinError
 from ..evidence.estimates import Estimate
 from ..evidence.outputs import Outputs
-from ..base.state import State
+from .config import Config, read_toml, resolve, to_toml
 
 if TYPE_CHECKING:
-    from .saved_model import Network, Prediction, Saved
+    pass
 
 
 GRAPH = "graph.npz"

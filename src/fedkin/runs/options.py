@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from .. import methods
-from .config import Config, merge, read_toml
 from ..base.settings import ConfigError, unknown_key
+from .config import Config, merge, read_toml
 
 SHORT = {"data": "data.name", "model": "model.name", "clients": "data.clients", "graph": "graph.source"}
 """Names that stand for another; `--data digits` is data.name."""

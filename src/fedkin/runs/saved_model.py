@@ -19,14 +19,15 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from ..base.files import read_arrays
-from ..training import models
-from ..data import preprocessing, table as reading
-from .config import Model
-from ..errors import FedkinError
-from ..training.execution import Mixture
-from ..data.preprocessing import Number, Pixels, Preprocessing, TablePreprocessing
 from ..base.task import Task
 from ..base.weights import Layout
+from ..data import preprocessing
+from ..data import table as reading
+from ..data.preprocessing import Number, Pixels, Preprocessing, TablePreprocessing
+from ..errors import FedkinError
+from ..training import models
+from ..training.execution import Mixture
+from .config import Model
 
 VERSION = 1
 """Of what the metadata may say; a file without a version is of the first."""
