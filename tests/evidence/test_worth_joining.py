@@ -18,6 +18,7 @@ from fedkin.cli.terminal import show_joining
 from fedkin.errors import FedkinError
 from fedkin.evidence.estimates import Estimate
 from fedkin.evidence.outputs import Outputs
+from fedkin.evidence.records import Line, Summary
 from fedkin.evidence.worth_joining import Joining, JoiningError, Silo, best_joint, scorecard, worth_joining
 from fedkin.report.words import joining_sentence, joining_words
 
@@ -40,24 +41,27 @@ class Made:
     rows: dict[str, Sequence[int]] | None = None
 
     @property
-    def summary(self) -> dict[str, Any]:
-        return {
+    def summary(self) -> Summary:
+        about = {
             "method": self.method, "seed": self.seed, "data": "made", "split": "natural", "metric": self.metric,
             "higher_is_better": self.metric != "log_loss", "clients": list(self.right), "groups": None,
-            "headline": HEADLINE[self.method], "models": {HEADLINE[self.method]: {}},
+            "headline": HEADLINE[self.method], "models": {HEADLINE[self.method]: {"bmta": 0.5, "bmta_round": 1}},
+            "rounds": 1,
         }  # fmt: skip
+        return Summary.read(about)
 
     @property
     def config(self) -> dict[str, Any]:
         return self.settings
 
     @property
-    def rounds(self) -> list[dict[str, Any]]:
+    def rounds(self) -> list[Line]:
         validation = None
         if self.validation is not None:
             validation = {"mean": 0.0, "clients": [self.validation.get(client) for client in self.right]}
+        closing = {HEADLINE[self.method]: {"clients": [], "validation": validation}}
         line = {"round": 1, "models": {HEADLINE[self.method]: {"clients": [], "validation": None}}}
-        return [line, {"round": 2, "final": True, "models": {HEADLINE[self.method]: {"validation": validation}}}]
+        return [Line.read(line), Line.read({"round": 2, "final": True, "models": closing})]
 
     def collaboration(self, round: int | None = None) -> None:
         return None

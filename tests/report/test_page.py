@@ -23,6 +23,7 @@ from fedkin import report
 from fedkin.evidence import comparison
 from fedkin.evidence.estimates import Estimate
 from fedkin.evidence.outputs import Outputs
+from fedkin.evidence.records import Line, Summary
 from fedkin.report import figures, graph, paper, words
 
 GROUPS = [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
@@ -43,16 +44,20 @@ class Folder:
         self.answered: Outputs | None = None
 
     @cached_property
-    def summary(self) -> Any:
-        return json.loads((self.path / "summary.json").read_text())
+    def summary(self) -> Summary:
+        return Summary.read(json.loads((self.path / "summary.json").read_text()))
+
+    def change(self, **values: Any) -> None:
+        """As if the summary said otherwise."""
+        self.summary = Summary.read({**self.summary, **values})
 
     @cached_property
     def config(self) -> dict[str, Any]:
         return tomllib.loads((self.path / "config.toml").read_text())
 
     @cached_property
-    def rounds(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.path / "rounds.jsonl").read_text().splitlines()]
+    def rounds(self) -> list[Line]:
+        return [Line.read(json.loads(line)) for line in (self.path / "rounds.jsonl").read_text().splitlines()]
 
     @property
     def graph(self) -> Any:
@@ -331,11 +336,11 @@ def test_the_heat_map_orders_clients_by_group_or_by_kin_when_groups_are_unknown(
     known: Any = figures.collaboration(make(tmp_path / "a", clients=names, groups=[0, 1, 0, 1]))
     assert list(known.data[0].x) == ["b", "d", "a", "c"]
     run = make(tmp_path / "b", clients=names, groups=[0, 1, 0, 1])
-    run.summary["groups"] = None
+    run.change(groups=None)
     found: Any = figures.collaboration(run)
     assert list(found.data[0].x) == ["b", "d", "a", "c"]
     assert {shape.line.dash for shape in found.layout.shapes} == {"dot"}
-    run.summary["clients"] = names[:3]
+    run.change(clients=names[:3])
     with pytest.raises(ValueError, match="3 clients"):
         figures.collaboration(run)
 
@@ -542,7 +547,7 @@ def test_the_gains_are_a_figure_for_print(tmp_path: Path) -> None:
 def welcomed(run: Folder, scores: dict[str, list[float | None]]) -> Folder:
     """The run with newcomers: {model: their scores}."""
     names = [f"new-{i}" for i in range(len(next(iter(scores.values()))))]
-    run.summary["novel"] = {"clients": names, "models": {model: {"clients": each} for model, each in scores.items()}}
+    run.change(novel={"clients": names, "models": {model: {"clients": each} for model, each in scores.items()}})
     return run
 
 
@@ -662,7 +667,7 @@ def test_the_graph_is_told_in_words(tmp_path: Path) -> None:
     assert "seed 0; others of these runs have another one." in graph.words(graph.relations(runs), runs)  # type: ignore[arg-type]
     turned = related(tmp_path / "turned")
     weights = turned[3].graph
-    turned[3].summary["clients"].reverse()
+    turned[3].change(clients=turned[3].summary["clients"][::-1])
     np.save(turned[3].path / "graph.npy", weights[::-1, ::-1])
     assert "another one" not in graph.words(graph.relations(turned), turned), "the same graph in another order"  # type: ignore[arg-type]
     none = Page(report.write_report(several(tmp_path / "n", ["fedamp"], [0]), tmp_path / "none.html"))
@@ -672,7 +677,7 @@ def test_the_graph_is_told_in_words(tmp_path: Path) -> None:
 def test_attacked_clients_and_newcomers_stand_out_in_the_graph(tmp_path: Path) -> None:
     runs = related(tmp_path)
     for run in runs:
-        run.summary["corrupted"] = ["silo-01", "silo-04"]
+        run.change(corrupted=["silo-01", "silo-04"])
     found = graph.relations(runs)
     assert found is not None
     assert found.kinds == ["benign", "attacked", "benign", "benign", "attacked", "benign"]

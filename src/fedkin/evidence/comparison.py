@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..maths import statistics
 from ..maths.statistics import Comparison
 from .outputs import Outputs
+from .records import Line, Novel, Summary
 
 ALONE = "separate"
 ORACLE = "groups"
@@ -33,11 +34,11 @@ class Run(Protocol):
     @property
     def path(self) -> Path: ...
     @property
-    def summary(self) -> Mapping[str, Any]: ...
+    def summary(self) -> Summary: ...
     @property
     def config(self) -> Mapping[str, Any]: ...
     @property
-    def rounds(self) -> Sequence[Mapping[str, Any]]: ...
+    def rounds(self) -> Sequence[Line]: ...
     @property
     def recorded(self) -> Sequence[int]: ...
     @property
@@ -144,7 +145,7 @@ def _row(method: str, model: str, members: Sequence[Run]) -> Row:
     return Row(
         method=method,
         model=model,
-        headline=model == members[0].summary["headline"],
+        headline=model == members[0].summary.headline,
         bmta=float(means.mean()),
         worst=float(np.mean([np.nanmin(c) if higher else np.nanmax(c) for c in clients])),
         std_clients=float(np.mean([np.nanstd(c) for c in clients])),
@@ -152,19 +153,18 @@ def _row(method: str, model: str, members: Sequence[Run]) -> Row:
         last=float(np.mean([statistics.last(table) for table in tables])),
         last10=float(np.mean([statistics.last10(table) for table in tables])),
         validated=float(np.mean(known)) if len(known) == len(chosen) else None,
-        seeds=tuple(int(run.summary["seed"]) for run in members),
+        seeds=tuple(run.summary.seed for run in members),
     )
 
 
 def _validated(run: Run, model: str) -> float | None:
-    parts = [line["models"][model].get("validation") for line in _lines(run, model)]
-    if all(parts):
-        table = np.array([part["clients"] for part in parts], dtype=np.float64)
-        value = statistics.validated(scores(run, model), table, higher_is_better([run]))
+    lines = _lines(run, model)
+    held = [part.clients for line in lines if (part := line.models[model].validation) is not None]
+    if len(held) == len(lines):
+        value = statistics.validated(scores(run, model), np.array(held, dtype=np.float64), higher_is_better([run]))
         if value is not None:
             return value
-    stated = run.summary["models"][model].get("validated")
-    return None if stated is None else float(stated)
+    return run.summary.models[model].validated
 
 
 def tests(runs: Sequence[Run], reference: str | None = None) -> list[Pair]:
@@ -204,15 +204,15 @@ def _matched(
     a: Sequence[Run], model_a: str, b: Sequence[Run], model_b: str
 ) -> Iterator[tuple[int, tuple[NDArray[np.float64], NDArray[np.float64]]]]:
     """For each seed of both: the scores of the clients of both, in one order."""
-    others = {run.summary["seed"]: run for run in b}
+    others = {run.summary.seed: run for run in b}
     for run in a:
-        other = others.get(run.summary["seed"])
+        other = others.get(run.summary.seed)
         if other is not None:
             first, second = at_best(run, model_a), at_best(other, model_b)
             names = [name for name in first if name in second]
             if names:
                 vectors = np.array([first[n] for n in names]), np.array([second[n] for n in names])
-                yield int(run.summary["seed"]), vectors
+                yield run.summary.seed, vectors
 
 
 def worse_than_alone(runs: Sequence[Run]) -> dict[str, list[tuple[str, float, float]]]:
@@ -237,21 +237,21 @@ def newcomers(runs: Sequence[Run]) -> list[Served]:
     sign = -1 if higher_is_better(runs) else 1
     served: list[list[Served]] = []
     for method, members in by_method(runs).items():
-        held = [run for run in members if run.summary.get("novel")]
-        own = [_served(method, model, held) for model in (held[0].summary["novel"]["models"] if held else ())]
+        held = [(run, run.summary.novel) for run in members if run.summary.novel]
+        own = [_served(method, model, held) for model in (held[0][1].models if held else ())]
         served.append(sorted(own, key=lambda each: (not each.headline, _rank(each, sign))))
     served.sort(key=lambda own: _rank(own[0], sign) if own else np.inf)
     return [each for own in served for each in own]
 
 
-def _served(method: str, model: str, held: Sequence[Run]) -> Served:
-    tables = [run.summary["novel"]["models"][model]["clients"] for run in held]
-    known = all(model in run.summary["models"] for run in held)
+def _served(method: str, model: str, held: Sequence[tuple[Run, Novel]]) -> Served:
+    runs, tables = [run for run, _ in held], [novel.models[model].clients for _, novel in held]
+    known = all(model in run.summary.models for run in runs)
     return Served(
         method=method,
         model=model,
-        headline=model == held[0].summary["headline"],
-        known=_spread([scores(run, model)[-1] for run in held]) if known else None,
+        headline=model == runs[0].summary.headline,
+        known=_spread([scores(run, model)[-1] for run in runs]) if known else None,
         newcomers=_spread([np.array(table, dtype=np.float64) for table in tables]),
         counts=tuple(len(table) for table in tables),
     )
@@ -277,21 +277,21 @@ def _rank(served: Served, sign: int) -> float:
 
 def sides(runs: Sequence[Run]) -> tuple[str, str] | None:
     """What to call clients that were left alone and those that were hit; None where nobody was."""
-    kinds = {run.config["corruption"]["kind"] for run in runs if run.summary.get("corrupted")}
+    kinds = {run.config["corruption"]["kind"] for run in runs if run.summary.corrupted}
     return None if not kinds else ("clean", "hit") if "dirty" in kinds else ("benign", "attacked")
 
 
 def joining(runs: Sequence[Run]) -> dict[str, tuple[dict[str, float], dict[str, float]]]:
     """For each headline row but `separate`: {client: alone} and {client: joined}, means over the shared seeds."""
     table, members = [row for row in rows(runs) if row.headline], by_method(runs)
-    lonely = next((row for row in table if members[row.method][0].summary["method"] == ALONE), None)
+    lonely = next((row for row in table if members[row.method][0].summary.method == ALONE), None)
     result: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
     for row in table:
-        if lonely is None or members[row.method][0].summary["method"] == ALONE:
+        if lonely is None or members[row.method][0].summary.method == ALONE:
             continue
         shared = set(row.seeds) & set(lonely.seeds)
-        alone = client_scores([r for r in members[lonely.method] if r.summary["seed"] in shared], lonely.model)
-        joined = client_scores([r for r in members[row.method] if r.summary["seed"] in shared], row.model)
+        alone = client_scores([r for r in members[lonely.method] if r.summary.seed in shared], lonely.model)
+        joined = client_scores([r for r in members[row.method] if r.summary.seed in shared], row.model)
         names = [name for name in joined if name in alone]
         if names:
             result[row.name] = {name: alone[name] for name in names}, {name: joined[name] for name in names}
@@ -312,7 +312,7 @@ def at_best(run: Run, model: str) -> dict[str, float]:
     """{client: score} at the run's own best round."""
     table = scores(run, model)
     index, _ = statistics.best_mean(table, higher_is_better([run]))
-    return dict(zip(run.summary["clients"], table[index].tolist(), strict=True))
+    return dict(zip(run.summary.clients, table[index].tolist(), strict=True))
 
 
 def curve(members: Sequence[Run], model: str) -> Curve:
@@ -328,7 +328,7 @@ def curve(members: Sequence[Run], model: str) -> Curve:
 
 def scores(run: Run, model: str) -> NDArray[np.float64]:
     """(rounds, clients) on test data, the closing exchange included and lines about newcomers left out."""
-    table = np.array([line["models"][model]["clients"] for line in _lines(run, model)], dtype=np.float64)
+    table = np.array([line.models[model].clients for line in _lines(run, model)], dtype=np.float64)
     if not table.size:
         raise ValueError(f"The run in {run.path} has no finished round with scores of the model {model!r}.")
     return table
@@ -336,19 +336,19 @@ def scores(run: Run, model: str) -> NDArray[np.float64]:
 
 def round_numbers(run: Run, model: str) -> list[int]:
     """The rounds that `scores` is about."""
-    return [int(line["round"]) for line in _lines(run, model)]
+    return [line.round for line in _lines(run, model)]
 
 
-def _lines(run: Run, model: str) -> list[Mapping[str, Any]]:
-    return [line for line in run.rounds if not line.get("novel") and model in line["models"]]
+def _lines(run: Run, model: str) -> list[Line]:
+    return [line for line in run.rounds if not line.novel and model in line.models]
 
 
 def _models(members: Sequence[Run]) -> list[str]:
-    return [model for model in members[0].summary["models"] if all(model in run.summary["models"] for run in members)]
+    return [model for model in members[0].summary.models if all(model in run.summary.models for run in members)]
 
 
 def higher_is_better(runs: Sequence[Run]) -> bool:
-    return bool(runs[0].summary.get("higher_is_better", True))
+    return runs[0].summary.higher_is_better
 
 
 def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -358,7 +358,7 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """
     if not runs:
         raise ValueError("There is no run to report on.")
-    settings = sorted({f"{_data(r)}, {r.summary['split']}, {r.summary['metric']}" for r in runs})
+    settings = sorted({f"{_data(r)}, {r.summary.split}, {r.summary.metric}" for r in runs})
     if len(settings) > 1:
         raise ValueError(
             "Only runs with the same data, split and metric can be compared, and these differ "
@@ -368,11 +368,11 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for run, label in zip(runs, _labels(runs), strict=True):
         found.setdefault(label, []).append(run)
     for label, members in found.items():
-        members.sort(key=lambda run: int(run.summary["seed"]))
+        members.sort(key=lambda run: run.summary.seed)
         for one, other in pairwise(members):
-            if one.summary["seed"] == other.summary["seed"]:
+            if one.summary.seed == other.summary.seed:
                 raise ValueError(
-                    f"{one.path} and {other.path} are both {label} with seed {one.summary['seed']} and the same "
+                    f"{one.path} and {other.path} are both {label} with seed {one.summary.seed} and the same "
                     "settings. Leave one of them out."
                 )
     return found
@@ -381,14 +381,14 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def _data(run: Run) -> str:
     """The data's name; of a user's own file with the beginning of its digest, as two files may have one name."""
     digest = flat_settings(run.config).get("data.digest")
-    return f"{run.summary['data']} ({digest[:8]})" if digest else str(run.summary["data"])
+    return f"{run.summary.data} ({digest[:8]})" if digest else run.summary.data
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    labels = [str(run.summary["method"]) for run in runs]
+    labels = [run.summary.method for run in runs]
     for method in dict.fromkeys(labels):
         members = [i for i, label in enumerate(labels) if label == method]
-        if len({runs[i].summary["seed"] for i in members}) == len(members):
+        if len({runs[i].summary.seed for i in members}) == len(members):
             continue
         keys = variations([runs[i] for i in members])
         for i in members if keys else []:

@@ -127,7 +127,7 @@ def _rows(level: Level) -> list[LevelRow]:
 
 def _sides(runs: Sequence[comparison.Run], scores: Sequence[NDArray[np.float64]]) -> Sides:
     """scores: for each run (clients,), at the round in question."""
-    hit = [np.isin(run.summary["clients"], run.summary.get("corrupted") or []) for run in runs]
+    hit = [np.isin(run.summary.clients, run.summary.corrupted) for run in runs]
     left = [each[~own] for each, own in zip(scores, hit, strict=True)]
     struck = [each[own] for each, own in zip(scores, hit, strict=True)]
     clean, hurt = (_span(side) if all(map(len, side)) else None for side in (left, struck))

@@ -23,6 +23,7 @@ from . import comparison, repeated_samples
 from .comparison import ALONE, ORACLE, Run
 from .estimates import Estimate
 from .outputs import CHOSEN, Outputs
+from .records import ModelScores
 
 GLOBAL = ("fedavg", "global")
 
@@ -127,7 +128,7 @@ class Joining:
 def worth_joining(runs: Sequence[Run], metric: str | None = None) -> Joining:
     """For each silo, whether the best joint method's model beats its own. `metric`: the runs' own, or any that fits."""
     members = comparison.by_method(runs)
-    lonely = next((label for label, each in members.items() if each[0].summary["method"] == ALONE), None)
+    lonely = next((label for label, each in members.items() if each[0].summary.method == ALONE), None)
     if lonely is None:
         raise JoiningError(f"Whether joining was worth it is seen beside training alone: add the method {ALONE!r}.")
     method, chosen_by = best_joint(runs)
@@ -192,8 +193,8 @@ def best_joint(runs: Sequence[Run]) -> tuple[str, str]:
     One that was told the groups is no contender. Test data have no say: without validation data it is the first.
     """
     members = comparison.by_method(runs)
-    joint = [label for label, each in members.items() if each[0].summary["method"] != ALONE]
-    joint = [label for label in joint if members[label][0].summary["method"] != ORACLE] or joint
+    joint = [label for label, each in members.items() if each[0].summary.method != ALONE]
+    joint = [label for label in joint if members[label][0].summary.method != ORACLE] or joint
     if not joint:
         raise JoiningError("Nobody joined: there is no method but training alone among the runs.")
     if len(joint) == 1:
@@ -209,12 +210,13 @@ def best_joint(runs: Sequence[Run]) -> tuple[str, str]:
 def _validation(members: Sequence[Run]) -> Iterator[float | None]:
     """For each run the mean over clients of the handed-out models' closing validation scores."""
     for run, outputs in zip(members, _by_seed(members).values(), strict=True):
-        closing: Mapping[str, Any] = next((line["models"] for line in run.rounds if line.get("final")), {})
+        closing: Mapping[str, ModelScores] = next((line.models for line in run.rounds if line.final), {})
         found = []
         for i, model in enumerate(outputs.handed):
-            validation = (closing.get(model) or {}).get("validation")
-            if validation and validation["clients"][i] is not None:
-                found.append(float(validation["clients"][i]))
+            validation = closing[model].validation if model in closing else None
+            score = validation.clients[i] if validation else None
+            if score is not None:
+                found.append(score)
         yield float(np.mean(found)) if found else None
 
 
@@ -224,7 +226,7 @@ def _by_seed(members: Sequence[Run]) -> dict[int, Outputs]:
         outputs = run.outputs()
         if outputs is None:
             raise JoiningError(f"The run in {run.path} kept no outputs of its models; run it again to compare silos.")
-        found[int(run.summary["seed"])] = outputs
+        found[run.summary.seed] = outputs
     return found
 
 
@@ -254,7 +256,7 @@ def _tested(seeds: Sequence[Outputs]) -> int:
 
 def _metric(runs: Sequence[Run], outputs: Outputs, name: str | None) -> Metric:
     """The metric asked for, or the runs' own; where that is a user's function, the task's first."""
-    own = runs[0].summary["metric"]
+    own = runs[0].summary.metric
     return outputs.metric(name or (own if own in METRICS else outputs.fitting[0]))
 
 
@@ -262,7 +264,7 @@ def _order(members: Sequence[Run], seeds: Sequence[Outputs]) -> list[str]:
     """Every silo that was no newcomer in some seed, by group, then by name."""
     groups: dict[str, int] = {}
     for run in reversed(members):
-        groups |= zip(run.summary["clients"], run.summary.get("groups") or (), strict=False)
+        groups |= zip(run.summary.clients, run.summary.groups or (), strict=False)
     names = list(dict.fromkeys(name for outputs in seeds for name in outputs.clients))
     known = [groups[name] for name in names] if set(names) <= set(groups) else None
     return [names[i] for i in comparison.client_order(names, known)]

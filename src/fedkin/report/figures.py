@@ -122,7 +122,7 @@ def curves(runs: Sequence[Run]) -> go.Figure:
             marker={"symbol": _symbol(row, members), "size": 8, "maxdisplayed": 12},
             **common,
         )
-    axis = _score_axis(runs, f"mean test {metric_name(runs[0].summary['metric'])}")
+    axis = _score_axis(runs, f"mean test {metric_name(runs[0].summary.metric)}")
     if not comparison.higher_is_better(runs) and lowest > 0 and highest > 20 * lowest:
         axis |= {"type": "log", "dtick": "D2", "tickformat": ".4~g"}
     figure.update_layout(_layout(440), hovermode="x unified", legend=_legend(), xaxis=_axis("round"), yaxis=axis)
@@ -133,7 +133,7 @@ def distribution(runs: Sequence[Run]) -> go.Figure:
     """Each client's score at the best round (mean over seeds), a strip for each `method:model`; hover names clients."""
     figure = go.Figure()
     members, colour = comparison.by_method(runs), colours(runs)
-    metric = runs[0].summary["metric"]
+    metric = runs[0].summary.metric
     table = comparison.rows(runs)
     for row in reversed(table):  # the first category of a vertical axis is at the bottom
         values = comparison.client_scores(members[row.method], row.model)
@@ -254,13 +254,13 @@ def collaboration(run: Run, limit: int = MOST_ROUNDS) -> go.Figure | None:
     Clients are in order of group, then name. Lines mark the known groups; where none are known, dotted ones mark
     those read off xi in the best round.
     """
-    matrices = recorded_xi(run, max(2, min(limit, MOST_ENTRIES // len(run.summary["clients"]) ** 2)))
+    matrices = recorded_xi(run, max(2, min(limit, MOST_ENTRIES // len(run.summary.clients) ** 2)))
     if not matrices:
         return None
     shown = min(matrices, key=lambda k: abs(k - best_round(run)))
     groups, known = xi_groups(run, matrices[shown])
-    order = comparison.client_order(run.summary["clients"], groups)
-    names = [_plain(run.summary["clients"][i]) for i in order]
+    order = comparison.client_order(run.summary.clients, groups)
+    names = [_plain(run.summary.clients[i]) for i in order]
     largest = max(float((xi - np.diag(np.diag(xi))).max()) for xi in matrices.values())
     figure = go.Figure()
     steps = []
@@ -345,7 +345,7 @@ def _symbol(row: Row, members: dict[str, list[Run]]) -> str:
 def _score_axis(runs: Sequence[Run], what: str) -> dict[str, Any]:
     better = "higher is better" if comparison.higher_is_better(runs) else "lower is better"
     axis = _axis(_plain(f"{what} ({better})"))
-    if is_share(runs[0].summary["metric"]):
+    if is_share(runs[0].summary.metric):
         return axis | {"tickformat": ".0%", "hoverformat": ".1%"}
     # Left to itself plotly writes 0.0005 as 500μ.
     return axis | {"exponentformat": "none", "hoverformat": ".4g"}

@@ -64,8 +64,8 @@ def _of(run: Run) -> Relations | None:
     weights = run.graph
     if weights is None:
         return None
-    known = len(run.summary["clients"])
-    names = [*run.summary["clients"], *(run.summary.get("novel") or {}).get("clients", [])]
+    known = len(run.summary.clients)
+    names = [*run.summary.clients, *(run.summary.novel.clients if run.summary.novel else ())]
     m = len(names)
     if weights.shape != (m, m):
         raise ValueError(f"The graph in {run.path} has shape {weights.shape}, but the run has {m} clients.")
@@ -74,9 +74,9 @@ def _of(run: Run) -> Relations | None:
 
 def _kinds(run: Run, names: Sequence[str], known: int) -> list[str]:
     """Attacked or not, where somebody was; else the known group."""
-    sides, groups = comparison.sides([run]), run.summary.get("groups")
+    sides, groups = comparison.sides([run]), run.summary.groups
     if sides:
-        found = [sides[name in run.summary["corrupted"]] for name in names[:known]]
+        found = [sides[name in run.summary.corrupted] for name in names[:known]]
     elif groups and 1 < len(set(groups)) < known:
         found = [f"group {group}" for group in groups]
     else:
@@ -92,7 +92,7 @@ def words(found: Relations, runs: Sequence[Run]) -> str:
     alone = [name for name, degree in zip(found.names, degrees, strict=True) if not degree]
     listed = f"{', '.join(alone[:6])}{', …' if len(alone) > 6 else ''}"
     text += f"; {plural(len(alone), 'client')} without any ({listed})." if alone else "; nobody is without one."
-    groups = found.run.summary.get("groups")
+    groups = found.run.summary.groups
     if groups and len(set(groups)) > 1 and len(edges):
         label = np.array(groups)
         inside = edges[(edges < found.known).all(axis=1)]
@@ -100,7 +100,7 @@ def words(found: Relations, runs: Sequence[Run]) -> str:
         if len(inside):
             share = float((label[inside[:, 0]] == label[inside[:, 1]]).mean())
             text += f" Within the known groups lie {share:.0%} of the edges (of all pairs: {same.mean():.0%})."
-    text += f" Shown is the graph of {found.run.summary['method']}, seed {found.run.summary['seed']}"
+    text += f" Shown is the graph of {found.run.summary.method}, seed {found.run.summary.seed}"
     return f"{text}; others of these runs have another one." if _differ(runs) else f"{text}."
 
 
@@ -184,9 +184,9 @@ def _lying(points: Sequence[Sequence[float]]) -> NDArray[np.float64]:
 
 def _told(found: Relations, runs: Sequence[Run]) -> list[str]:
     """For each client its name, its neighbours, and its score under the best headline model of that seed."""
-    members, seed, metric = comparison.by_method(runs), found.run.summary["seed"], found.run.summary["metric"]
+    members, seed, metric = comparison.by_method(runs), found.run.summary.seed, found.run.summary.metric
     row = next(row for row in comparison.rows(runs) if row.headline and seed in row.seeds)
-    run = next(run for run in members[row.method] if run.summary["seed"] == seed)
+    run = next(run for run in members[row.method] if run.summary.seed == seed)
     scores = comparison.at_best(run, row.model)
     told = []
     for i, (name, degree) in enumerate(zip(found.names, found.degrees, strict=True)):
@@ -207,7 +207,7 @@ def _palette(kinds: Sequence[str]) -> dict[str, str]:
 
 
 def _matrix(found: Relations) -> go.Figure:
-    groups = found.run.summary.get("groups")
+    groups = found.run.summary.groups
     order = [*comparison.client_order(found.names[: found.known], groups), *range(found.known, len(found.names))]
     names = [figures._plain(found.names[i]) for i in order]
     figure = go.Figure()

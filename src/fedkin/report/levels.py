@@ -34,7 +34,7 @@ def write_page(levels: Levels, path: Path) -> Path:
     parts += [_setting(levels, setting) for setting in levels.settings]
     path.parent.mkdir(parents=True, exist_ok=True)
     title = f"{plural(len(comparison.by_method(runs)), 'method')} over {' and '.join(levels.settings)}"
-    text = page._page(f"{title}: {runs[0].summary['data']}", page._chips(runs), "\n".join(parts))
+    text = page._page(f"{title}: {runs[0].summary.data}", page._chips(runs), "\n".join(parts))
     path.write_text(text, encoding="utf-8", newline="\n")
     return path
 
@@ -119,7 +119,7 @@ def picture(levels: Levels, panels: Sequence[Panel], moment: str) -> go.Figure:
         figures._layout(480), hovermode="x unified", legend=figures._legend() | ({"y": 1.09} if titles else {})
     )
     figure.update_annotations(font={"size": 14, "color": figures.INK})
-    what = f"mean test {metric_name(runs[0].summary['metric'])}, {MOMENTS[moment]}"
+    what = f"mean test {metric_name(runs[0].summary.metric)}, {MOMENTS[moment]}"
     figure.update_yaxes(figures._score_axis(runs, what), row=1, col=1)
     return figure
 
@@ -193,7 +193,7 @@ def _setting(levels: Levels, setting: str) -> str:
 def finding(levels: Levels, setting: str) -> str:
     """What became of those hit at the highest level, in a sentence: under the best method, and under the worst."""
     runs = levels.levels[0].runs
-    metric, name = runs[0].summary["metric"], levels.sides(setting)["hit"]
+    metric, name = runs[0].summary.metric, levels.sides(setting)["hit"]
     level = next(row for row in reversed(levels.rows()) if row.setting == setting and row.last.hit).value
     here = [row for row in levels.rows() if row.setting == setting and row.value == level and row.headline]
     here = [row for row in here if _contends(row)] or here
@@ -222,7 +222,7 @@ def _band(levels: Levels) -> str:
 def _table(levels: Levels, setting: str, side: str, moment: str) -> str:
     """A line for each `method:model`, a column for each level; the best contender of a column in bold."""
     runs = levels.levels[0].runs
-    metric, colour = runs[0].summary["metric"], colours(runs)
+    metric, colour = runs[0].summary.metric, colours(runs)
     here = [row for row in levels.rows() if row.setting == setting]
     values = list(dict.fromkeys(options.word(row.value) for row in here))
     spans = {(row.name, options.word(row.value)): _span(row, moment, side) for row in here}
@@ -289,7 +289,7 @@ def _print(levels: Levels, panels: Sequence[Panel], moments: Sequence[str]) -> F
     from . import paper
 
     runs = levels.levels[0].runs
-    colour, markers, metric = colours(runs), _symbols(runs, paper.MARKERS), runs[0].summary["metric"]
+    colour, markers, metric = colours(runs), _symbols(runs, paper.MARKERS), runs[0].summary.metric
     extent = (min(len(panels), 2) * paper.COLUMN, 0.6 + 1.9 * len(moments))
     figure = Figure(figsize=extent, layout="constrained")
     FigureCanvasAgg(figure)

@@ -56,7 +56,7 @@ def write_page(
     parts = [
         _finding(runs, table, found, reference, notes),
         _results(runs, table, reference),
-        _references(without, runs[0].summary["metric"]),
+        _references(without, runs[0].summary.metric),
         _joining(found),
         _section("Over the rounds", _curve_words(runs), figures.embed("curves", figures.curves(runs))),
         _section("The spread over clients", spread, figures.embed("distribution", figures.distribution(runs))),
@@ -119,7 +119,7 @@ def _finding(
 def _tiles(runs: Sequence[Run], table: Sequence[Row], found: Joining | None) -> list[tuple[str, str, str]]:
     """The numbers to remember, as (label, value, of what)."""
     table = [row for row in table if row.method != compare.ORACLE] or table
-    metric, best = runs[0].summary["metric"], table[0]
+    metric, best = runs[0].summary.metric, table[0]
     joining = _best_round_tiles(runs, table) if found is None else _joining_tiles(found)
     return [
         (f"Best mean {metric_name(metric)}", score_text(best.bmta, metric), best.name),
@@ -142,7 +142,7 @@ def _joining_tiles(found: Joining) -> list[tuple[str, str, str]]:
 
 def _best_round_tiles(runs: Sequence[Run], table: Sequence[Row]) -> list[tuple[str, str, str]]:
     """What joining came to at the best rounds, for runs that kept no outputs; none without `separate`."""
-    metric, both, worse = runs[0].summary["metric"], compare.joining(runs), compare.worse_than_alone(runs)
+    metric, both, worse = runs[0].summary.metric, compare.joining(runs), compare.worse_than_alone(runs)
     row = next((row for row in table if row.name in both), None)
     if row is None:
         return []
@@ -156,7 +156,7 @@ def _best_round_tiles(runs: Sequence[Run], table: Sequence[Row]) -> list[tuple[s
 
 
 def _results(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -> str:
-    headlines, metric, colour = [row for row in table if row.headline], runs[0].summary["metric"], colours(runs)
+    headlines, metric, colour = [row for row in table if row.headline], runs[0].summary.metric, colours(runs)
     pairs = compare.tests(runs, reference)
     against = compare.find_row(headlines, reference) if reference else headlines[0]
     p_values = {pair.second: pair.p for pair in pairs if pair.first == against.name}
@@ -220,7 +220,7 @@ def _all_tests(pairs: Sequence[Pair], metric: str) -> str:
 
 
 def _curve_words(runs: Sequence[Run]) -> str:
-    band = " The band spans the seeds." if len({run.summary["seed"] for run in runs}) > 1 else ""
+    band = " The band spans the seeds." if len({run.summary.seed for run in runs}) > 1 else ""
     hidden = " Dashed lines are the methods’ other models; click a name in the legend to show or hide its line."
     return f"The mean over all clients in each round; the last point is the closing exchange.{band}{hidden}"
 
@@ -229,22 +229,22 @@ def _clients(runs: Sequence[Run], table: Sequence[Row], found: Joining | None) -
     """The table of clients: alone against each headline model, worse ones marked."""
     members, colour = compare.by_method(runs), colours(runs)
     columns = [row for row in table if row.headline or len(members) == 1]
-    lonely = next((row for row in columns if members[row.method][0].summary["method"] == compare.ALONE), None)
+    lonely = next((row for row in columns if members[row.method][0].summary.method == compare.ALONE), None)
     columns.sort(key=lambda row: row is not lonely)
     summary = (members[lonely.method] if lonely else runs)[0].summary
-    groups, samples = summary.get("groups"), summary.get("samples")
+    groups, samples = summary.groups, summary.samples
     both, worse = compare.joining(runs), compare.worse_than_alone(runs)
     scores = {row.name: compare.client_scores(members[row.method], row.model) for row in columns}
     scores |= {name: together for name, (_, together) in both.items()}
     lines = []
-    for i in compare.client_order(summary["clients"], groups):
-        client = summary["clients"][i]
+    for i in compare.client_order(summary.clients, groups):
+        client = summary.clients[i]
         cells = [_cell(str(groups[i]), groups[i])] if groups else []
         cells += [_cell(f"{samples[i]:,}", samples[i])] if samples else []
         for row in columns:
             alone = both[row.name][0].get(client) if row.name in both else None
             lost = any(client == loser for loser, _, _ in worse.get(row.name, []))
-            cells.append(_score_cell(scores[row.name].get(client), alone, lost, summary["metric"]))
+            cells.append(_score_cell(scores[row.name].get(client), alone, lost, summary.metric))
         lines.append(f"<tr><th>{_e(client)}</th>{''.join(cells)}</tr>")
     names = ((row, "alone" if row is lonely else row.name) for row in columns)
     named = "".join(f'<th data-sort="number">{_dot(colour[row.method])}{_e(name)}</th>' for row, name in names)
@@ -319,7 +319,7 @@ def _interval_cell(text: str, estimate: Estimate | None) -> str:
 
 def _newcomers(runs: Sequence[Run]) -> str:
     """What clients got that were held out of training, beside those that were not; nothing where none was."""
-    served, metric, colour = compare.newcomers(runs), runs[0].summary["metric"], colours(runs)
+    served, metric, colour = compare.newcomers(runs), runs[0].summary.metric, colours(runs)
     if not served:
         return ""
     lines = []
@@ -339,11 +339,11 @@ def _newcomers(runs: Sequence[Run]) -> str:
 
 
 def _newcomer_words(runs: Sequence[Run], served: Sequence[compare.Served]) -> str:
-    first = next(run.summary for run in runs if run.summary.get("novel"))
-    names, counts = first["novel"]["clients"], sorted({count for row in served for count in row.counts})
-    several = " (others in other seeds)" if len({run.summary["seed"] for run in runs}) > 1 else ""
-    text = f"""{" or ".join(map(str, counts))} of {len(first["clients"]) + len(names)} clients were held out of training
-and joined at the end; in seed {first["seed"]}{several} these were {_e(", ".join(names))}. All methods gave them equal
+    first, novel = next((run.summary, run.summary.novel) for run in runs if run.summary.novel)
+    names, counts = novel.clients, sorted({count for row in served for count in row.counts})
+    several = " (others in other seeds)" if len({run.summary.seed for run in runs}) > 1 else ""
+    text = f"""{" or ".join(map(str, counts))} of {len(first.clients) + len(names)} clients were held out of training
+and joined at the end; in seed {first.seed}{several} these were {_e(", ".join(names))}. All methods gave them equal
 local epochs. Known clients are scored at the closing exchange. Best method on top, its headline model in bold; what
 newcomers alone are given has no known clients. The difference is newcomers less known clients, who are others, so part
 of it may be the luck of the draw."""
@@ -382,11 +382,11 @@ def _collaboration(runs: Sequence[Run]) -> str:
             hidden = " hidden" if panels else ""
             drawn = figures.embed(f"xi-{number}", figure, square=True)
             panels.append(f'<div class="panel" id="panel-{number}"{hidden}>{drawn}{_kin(run)}</div>')
-            options.append(f'<option value="panel-{number}">{_e(method)}, seed {_e(run.summary["seed"])}</option>')
+            options.append(f'<option value="panel-{number}">{_e(method)}, seed {_e(run.summary.seed)}</option>')
     if not panels:
         return ""
     choice = f"<p><label>Method <select data-panels>{''.join(options)}</select></label></p>" if len(panels) > 1 else ""
-    lines = "the known groups" if first[0][1].summary.get("groups") else "groups read off the matrix in the best round"
+    lines = "the known groups" if first[0][1].summary.groups else "groups read off the matrix in the best round"
     about = f"""How much each client’s model (column) counts in the model made for another (row). Clients are in order
 of group, then name; orange lines mark {lines}. The scale ends at the largest weight on another client, so a client’s
 own weight on the diagonal may lie beyond it."""
@@ -397,7 +397,7 @@ def _kin(run: Run) -> str:
     """What the matrix of the best recorded round says in words."""
     found = run.collaboration(None)
     assert found is not None
-    xi, clients = checked_xi(run, found), run.summary["clients"]
+    xi, clients = checked_xi(run, found), run.summary.clients
     labels, (groups, known) = statistics.kin(xi), xi_groups(run, xi)
     order = compare.client_order(clients, None)
     families = [[clients[i] for i in order if labels[i] == label] for label in np.unique(labels)]
@@ -421,12 +421,16 @@ def _settings(runs: Sequence[Run], about: Mapping[str, Any]) -> str:
     varied = [[key, *(each.get(key, "–") for each in first.values())] for key in differ]
     costs = []
     for method, each in members.items():
-        seconds, *sizes = (_average(each, key) for key in ("seconds", "bytes_down", "bytes_up", "peak_bytes"))
+        told = [run.summary for run in each]
+        seconds = _average([s.seconds for s in told])
+        down, up = _average([s.bytes_down for s in told]), _average([s.bytes_up for s in told])
+        sizes = down, up, _average([s.peak_bytes for s in told])
         costs.append([method, "–" if seconds is None else f"{seconds:,.1f} s", *map(_size, sizes)])
     machine: dict[str, dict[str, None]] = {}
     for run in runs:
-        facts = {key: run.summary.get(key) for key in ("commit", "device", "execution")}
-        for key, value in compare.flat_settings(facts | dict(run.summary.get("versions") or {})).items():
+        summary = run.summary
+        facts = {"commit": summary.commit, "device": summary.device, "execution": summary.execution}
+        for key, value in compare.flat_settings(facts | dict(summary.versions)).items():
             machine.setdefault(key, {})[str(value)] = None
     head = _head(["method", "time", "sent to clients", "sent by clients", "peak memory"])
     settings = f"<h3>By method</h3>{_table(_head(['setting', *first]), _lines(varied), 'wrap')}" if varied else ""
@@ -439,9 +443,9 @@ def _settings(runs: Sequence[Run], about: Mapping[str, Any]) -> str:
     return _section("Behind the numbers", "", body)
 
 
-def _average(members: Sequence[Run], key: str) -> float | None:
-    values = [float(run.summary[key]) for run in members if run.summary.get(key) is not None]
-    return float(np.mean(values)) if values else None
+def _average(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _size(value: float | None) -> str:
@@ -454,16 +458,16 @@ def _size(value: float | None) -> str:
 def _title(runs: Sequence[Run]) -> str:
     summary, methods = runs[0].summary, compare.by_method(runs)
     what = next(iter(methods)) if len(methods) == 1 else f"{len(methods)} methods compared"
-    return f"{what} on {summary['data']} ({summary['split']})"
+    return f"{what} on {summary.data} ({summary.split})"
 
 
 def _chips(runs: Sequence[Run]) -> list[str]:
-    summary, seeds = runs[0].summary, sorted({int(run.summary["seed"]) for run in runs})
-    chips = [f"data: {summary['data']}", f"split: {summary['split']}", plural(len(summary["clients"]), "client")]
-    if summary.get("groups"):
-        chips.append(plural(len(set(summary["groups"])), "known group"))
+    summary, seeds = runs[0].summary, sorted({run.summary.seed for run in runs})
+    chips = [f"data: {summary.data}", f"split: {summary.split}", plural(len(summary.clients), "client")]
+    if summary.groups:
+        chips.append(plural(len(set(summary.groups)), "known group"))
     chips.append(f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}")
-    return [*chips, plural(max(int(run.summary["rounds"]) for run in runs), "round")]
+    return [*chips, plural(max(run.summary.rounds for run in runs), "round")]
 
 
 def _section(heading: str, about: str, body: str) -> str:

@@ -104,9 +104,9 @@ def curves(runs: Sequence[Run]) -> Figure:
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    elif is_share(runs[0].summary["metric"]):
+    elif is_share(runs[0].summary.metric):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set(xlabel="round", ylabel=f"mean test {metric_name(runs[0].summary['metric'])}")
+    axes.set(xlabel="round", ylabel=f"mean test {metric_name(runs[0].summary.metric)}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y")
     handles = list(reversed(axes.get_lines()))
@@ -133,9 +133,9 @@ def distribution(runs: Sequence[Run]) -> Figure:
         axes.scatter(values, height, s=6, color=paint, alpha=0.55, linewidths=0)
     axes.set_yticks(range(len(shown)), [_label(row, shown) for row in shown])
     axes.set_ylim(len(shown) - 0.5, -0.5)
-    if is_share(runs[0].summary["metric"]):
+    if is_share(runs[0].summary.metric):
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlabel(f"test {metric_name(runs[0].summary['metric'])} of a client")
+    axes.set_xlabel(f"test {metric_name(runs[0].summary.metric)} of a client")
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     return figure
@@ -172,7 +172,7 @@ def collaboration(run: Run) -> Figure | None:
         return None
     xi = checked_xi(run, found)
     groups, known = xi_groups(run, xi)
-    order = comparison.client_order(run.summary["clients"], groups)
+    order = comparison.client_order(run.summary.clients, groups)
     figure, axes = _blank(COLUMN, 2.9)
     largest = float((xi - np.diag(np.diag(xi))).max()) or 1.0
     image = axes.imshow(xi[np.ix_(order, order)], cmap="Blues", vmin=0, vmax=largest, interpolation="nearest")
@@ -180,7 +180,7 @@ def collaboration(run: Run) -> Figure | None:
         for draw in (axes.axhline, axes.axvline):
             draw(at, color="#D55E00", linewidth=0.7, linestyle="-" if known else ":")
     if len(order) <= NAMED_UP_TO:
-        names = [run.summary["clients"][i] for i in order]
+        names = [run.summary.clients[i] for i in order]
         size = 6 if len(order) <= 20 else 4.5
         axes.set_xticks(range(len(order)), names, rotation=90, fontsize=size)
         axes.set_yticks(range(len(order)), names, fontsize=size)

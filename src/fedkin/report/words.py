@@ -33,7 +33,7 @@ NAMED_UP_TO = 40
 def colours(runs: Sequence[Run]) -> dict[str, str]:
     """One colour a method, whatever the order of the runs; after twelve they repeat."""
     members = comparison.by_method(runs)
-    joining = [method for method in sorted(members) if members[method][0].summary["method"] != comparison.ALONE]
+    joining = [method for method in sorted(members) if members[method][0].summary.method != comparison.ALONE]
     return dict.fromkeys(members, GREY) | {m: PALETTE[i % len(PALETTE)] for i, m in enumerate(joining)}
 
 
@@ -178,25 +178,25 @@ def finding(runs: Sequence[Run], reference: str | None = None) -> list[str]:
     if all(row.validated is not None for row in table):
         sign = -1 if comparison.higher_is_better(runs) else 1
         honest = sorted(table, key=lambda row: sign * (row.validated or 0.0))
-        values = [score_text(row.validated, runs[0].summary["metric"]) for row in honest]
+        values = [score_text(row.validated, runs[0].summary.metric) for row in honest]
         who = "it is" if len(table) == 1 else f"{honest[0].method} leads with"
         if values[:1] == values[1:2]:
             who = f"{honest[0].method} and {honest[1].method} are level at"
         sentences.append(f"With the round chosen on validation data, which is the honest choice, {who} {values[0]}.")
     for row in everyone:
         if row not in table:
-            best = score_text(row.bmta, runs[0].summary["metric"])
+            best = score_text(row.bmta, runs[0].summary.metric)
             sentences.append(f"{row.method} was told the groups; it is no contender but the mark to reach: {best}.")
     return sentences
 
 
 def _alone_sentence(runs: Sequence[Run], row: Row) -> str:
     summary = runs[0].summary
-    metric, count = summary["metric"], len(summary["clients"])
+    metric, count = summary.metric, len(summary.clients)
     best = f"{metric_name(metric)} of {score_text(row.bmta, metric)}"
     text = f"{row.method} reaches a mean test {best} over {plural(count, 'client')}"
     if len(runs) == 1:
-        k, rounds = best_round(runs[0]), int(summary["rounds"])
+        k, rounds = best_round(runs[0]), summary.rounds
         text += f", in round {k} of {rounds}" if k <= rounds else f", after the last of {plural(rounds, 'round')}"
     else:
         text += f", the mean of {len(runs)} seeds"
@@ -205,7 +205,7 @@ def _alone_sentence(runs: Sequence[Run], row: Row) -> str:
 
 def _lead(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -> str:
     first, second = table[0], table[1]
-    metric = runs[0].summary["metric"]
+    metric = runs[0].summary.metric
     best, next_best = score_text(first.bmta, metric), score_text(second.bmta, metric)
     if best == next_best:
         return f"{first.method} and {second.method} are level at a mean test {metric_name(metric)} of {best}."
@@ -228,7 +228,7 @@ def _lead(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -> s
 
 def _joining_sentence(runs: Sequence[Run], table: Sequence[Row]) -> list[str]:
     """How many clients the best joint method serves worse than training alone."""
-    metric = runs[0].summary["metric"]
+    metric = runs[0].summary.metric
     both, worse = comparison.joining(runs), comparison.worse_than_alone(runs)
     row = next((row for row in table if row.name in both), None)
     if row is None:
@@ -245,7 +245,7 @@ def _joining_sentence(runs: Sequence[Run], table: Sequence[Row]) -> list[str]:
 def caveats(runs: Sequence[Run]) -> list[str]:
     """What a reader has to know before trusting the comparison, in sentences."""
     members = comparison.by_method(runs)
-    seeds = {method: [int(run.summary["seed"]) for run in each] for method, each in members.items()}
+    seeds = {method: [run.summary.seed for run in each] for method, each in members.items()}
     notes = []
     if len({tuple(each) for each in seeds.values()}) > 1:
         listed = "; ".join(f"{method}: {', '.join(map(str, each))}" for method, each in seeds.items())
@@ -257,7 +257,7 @@ def caveats(runs: Sequence[Run]) -> list[str]:
         notes.append(
             "There is one seed only, so how results vary from run to run is unknown: repeat with three or more."
         )
-    lengths = {method: sorted({int(run.summary["rounds"]) for run in each}) for method, each in members.items()}
+    lengths = {method: sorted({run.summary.rounds for run in each}) for method, each in members.items()}
     if len({length for each in lengths.values() for length in each}) > 1:
         listed = "; ".join(f"{method}: {', '.join(map(str, each))}" for method, each in lengths.items())
         notes.append(f"The runs had different numbers of rounds ({listed}).")
@@ -273,7 +273,7 @@ def caveats(runs: Sequence[Run]) -> list[str]:
 
 def xi_groups(run: Run, xi: NDArray[Any]) -> tuple[NDArray[np.int64], bool]:
     """(m,) labels to order clients by, and whether they are known: the federation's groups, or those read off xi."""
-    groups = run.summary.get("groups")
+    groups = run.summary.groups
     return (statistics.kin(xi), False) if groups is None else (np.asarray(groups, dtype=np.int64), True)
 
 
@@ -291,7 +291,7 @@ def recorded_xi(run: Run, limit: int) -> dict[int, NDArray[np.float32]]:
 
 
 def checked_xi(run: Run, xi: NDArray[Any]) -> NDArray[np.float32]:
-    m = len(run.summary["clients"])
+    m = len(run.summary.clients)
     if xi.shape != (m, m):
         raise ValueError(f"A collaboration matrix in {run.path} has shape {xi.shape}, but the run has {m} clients.")
     return np.asarray(xi, dtype=np.float32)
@@ -299,4 +299,4 @@ def checked_xi(run: Run, xi: NDArray[Any]) -> NDArray[np.float32]:
 
 def best_round(run: Run) -> int:
     """The round in which the headline model was best."""
-    return int(run.summary["models"][run.summary["headline"]]["bmta_round"])
+    return run.summary.models[run.summary.headline].bmta_round

@@ -49,7 +49,7 @@ class Results:
 
     def references(self) -> list[Reference]:
         """What was scored without federated learning, where that was asked for; `evidence.references.rows` of it."""
-        metric = self.runs[0].summary["metric"]
+        metric = self.runs[0].summary.metric
         return [each for each in references.read(self.path) if each.metric == metric]
 
     def frame(self) -> Any:

@@ -45,11 +45,11 @@ class Run(RunFolder):
         except ImportError:
             raise RunError("A frame needs pandas: `pip install pandas`.") from None
         rows = [
-            {"round": r["round"], "model": name, "client": client, "score": score}
-            for r in self.rounds
-            if not r.get("novel")
-            for name, scores in r["models"].items()
-            for client, score in zip(self.summary["clients"], scores["clients"], strict=True)
+            {"round": line.round, "model": name, "client": client, "score": score}
+            for line in self.rounds
+            if not line.novel
+            for name, scores in line.models.items()
+            for client, score in zip(self.summary.clients, scores.clients, strict=True)
         ]
         return pd.DataFrame(rows)
 
