@@ -22,6 +22,8 @@ import torch
 from fedkin import report
 from fedkin.evidence import comparison
 from fedkin.evidence.estimates import Estimate
+from fedkin.evidence.findings import Findings
+from fedkin.evidence.newcomers import Spread
 from fedkin.evidence.outputs import Outputs
 from fedkin.evidence.records import Line, Summary
 from fedkin.report import figures, graph, paper, words
@@ -211,19 +213,19 @@ def test_t19_the_two_deviations_are_over_clients_and_over_seeds(tmp_path: Path) 
     common: dict[str, Any] = {"rounds": 1, "clients": ["a", "b"], "groups": [0, 1]}
     tables = [{"personal": first}, {"personal": second}]
     runs = [make(tmp_path / str(k), "separate", k, vectors=table, **common) for k, table in enumerate(tables)]
-    (row,) = comparison.rows(runs)
+    (row,) = Findings(runs).rows
     assert (row.name, row.headline, row.seeds) == ("separate:personal", True, (0, 1))
     assert row.bmta == pytest.approx(0.7)  # best rounds: 0.6 and 0.8
     assert row.std_clients == pytest.approx((0.2 + 0.1) / 2)
     assert row.std_seeds == pytest.approx(0.2 / 2**0.5)
     assert row.worst == pytest.approx((0.4 + 0.7) / 2)
     assert row.last == pytest.approx((0.6 + 0.1) / 2)
-    assert comparison.rows(runs[:1])[0].std_seeds is None
+    assert Findings(runs[:1]).rows[0].std_seeds is None
 
 
 def test_rows_put_headlines_first_and_the_best_on_top_and_ignore_newcomers(tmp_path: Path) -> None:
     for metric in ("accuracy", "mse"):
-        table = comparison.rows(several(tmp_path / metric, list(LEVEL), [0, 1], metric=metric))
+        table = Findings(several(tmp_path / metric, list(LEVEL), [0, 1], metric=metric)).rows
         assert [row.method for row in table[:4]] == ["fedamp", "heurfedamp", "fedavg", "separate"]
         assert [row.headline for row in table] == [True] * 4 + [False] * 3
         for row in table:
@@ -235,7 +237,7 @@ def test_rows_put_headlines_first_and_the_best_on_top_and_ignore_newcomers(tmp_p
 
 def test_pairs_are_clients_of_shared_seeds_each_at_its_own_best_round(tmp_path: Path) -> None:
     runs = several(tmp_path, ["separate", "fedavg", "fedamp"], [0, 1])
-    pairs = comparison.tests([*runs[:5], make(tmp_path / "more", "fedamp", 7)])
+    pairs = Findings([*runs[:5], make(tmp_path / "more", "fedamp", 7)]).tests()
     assert [(pair.first, pair.second) for pair in pairs] == [
         ("fedamp:cloud", "fedavg:global"),
         ("fedamp:cloud", "separate:personal"),
@@ -244,17 +246,19 @@ def test_pairs_are_clients_of_shared_seeds_each_at_its_own_best_round(tmp_path: 
     assert [pair.seeds for pair in pairs] == [(0,), (0,), (0, 1)]
     assert [pair.result.pairs for pair in pairs] == [10, 10, 20]
     assert all(pair.p >= pair.result.two_sided for pair in pairs)
-    separate = [comparison.at_best(run, "personal") for run in runs[:2]]
-    fedavg = [comparison.at_best(run, "global") for run in runs[2:4]]
+    separate, fedavg = (
+        [seed.at_best for row in Findings(runs).rows if row.name == name for seed in Findings(runs).seeds(row)[:2]]
+        for name in ("separate:personal", "fedavg:global")
+    )
     wins = sum(f[n] > s[n] for f, s in zip(fedavg, separate, strict=True) for n in f)
     assert pairs[2].result.wins == wins
-    against = comparison.tests(runs, "fedavg")
+    against = Findings(runs).tests("fedavg")
     assert [(pair.first, pair.second) for pair in against] == [
         ("fedavg:global", "fedamp:cloud"),
         ("fedavg:global", "separate:personal"),
     ]
     with pytest.raises(ValueError, match="no row 'fedprox'"):
-        comparison.tests(runs, "fedprox")
+        Findings(runs).tests("fedprox")
 
 
 @pytest.mark.parametrize(("metric", "loser"), [("accuracy", "b"), ("mse", "a")])
@@ -265,24 +269,24 @@ def test_worse_than_alone_is_by_name_and_over_the_shared_seeds(tmp_path: Path, m
     joined = make(tmp_path / "j", "fedavg", clients=["b", "a"], vectors=vectors, **common)
     other = make(tmp_path / "o", "fedavg", 1, clients=["b", "a"], vectors=vectors, **common)
     expected = {"b": ("b", 0.6, 0.4), "a": ("a", 0.5, 0.7)}[loser]
-    assert comparison.worse_than_alone([alone, joined, other]) == {"fedavg:global": [expected]}
-    assert comparison.worse_than_alone([joined]) == {}
-    assert comparison.worse_than_alone([alone, other]) == {}
+    assert Findings([alone, joined, other]).worse_than_alone == {"fedavg:global": [expected]}
+    assert Findings([joined]).worse_than_alone == {}
+    assert Findings([alone, other]).worse_than_alone == {}
 
 
 def test_runs_that_cannot_be_compared_are_refused_and_variants_told_apart(tmp_path: Path) -> None:
     run = make(tmp_path / "a", settings="sigma = 10")
     with pytest.raises(ValueError, match="Leave one of them out"):
-        comparison.rows([run, make(tmp_path / "b", settings="sigma = 10")])
+        _ = Findings([run, make(tmp_path / "b", settings="sigma = 10")]).rows
     with pytest.raises(ValueError, match="same data, split and metric"):
-        comparison.rows([run, make(tmp_path / "c", metric="mse")])
+        _ = Findings([run, make(tmp_path / "c", metric="mse")]).rows
     variants = [run, make(tmp_path / "d", settings="sigma = 25"), make(tmp_path / "e", seed=1, settings="sigma = 25")]
     assert {m: len(r) for m, r in comparison.by_method(variants).items()} == {
         "fedamp (sigma=10)": 1,
         "fedamp (sigma=25)": 2,
     }
     with pytest.raises(ValueError, match="no run"):
-        comparison.rows([])
+        _ = Findings([]).rows
 
 
 def test_clients_are_in_order_of_group_then_name_as_people_count() -> None:
@@ -321,7 +325,8 @@ def test_the_figures_show_the_runs(tmp_path: Path) -> None:
     assert values(lines["fedamp:cloud"]["y"]) == pytest.approx(np.mean(means, axis=0))
     assert (lines["fedamp:personal"]["visible"], lines["fedamp:personal"]["line"]["dash"]) == ("legendonly", "dash")
     strips = {trace["name"]: trace for trace in page.blocks["data-distribution"]["data"]}
-    scores = comparison.client_scores(runs[2:], "cloud")
+    found = Findings(runs[2:])
+    scores = found.clients(found.rows[0])
     assert values(strips["fedamp:cloud"]["x"]) == pytest.approx(list(scores.values()))
     assert strips["fedamp:cloud"]["text"][3].startswith("silo-03: ")
     assert strips["fedamp:cloud"]["line"]["color"] == lines["fedamp:cloud"]["line"]["color"]
@@ -388,13 +393,13 @@ def test_findings_say_who_loses_by_joining_and_caveats_name_different_seeds(tmp_
     alone = make(tmp_path / "s", "separate", vectors={"personal": [[0.5, 0.6, 0.9]] * 2}, **common)
     vectors = {"global": [[0.6, 0.7, 0.8]] * 2, "finetuned": [[0.0] * 3] * 2}
     runs = [alone, *(make(tmp_path / f"j{seed}", "fedavg", seed, vectors=vectors, **common) for seed in (0, 1))]
-    lead, joining, honest = words.finding(runs)
+    lead, joining, honest = words.finding(Findings(runs))
     assert honest.startswith("With the round chosen on validation data, which is the honest choice, fedavg leads with")
     best = "a mean test accuracy of 70.0 % at its best round"
     assert lead.startswith(f"fedavg does best: {best}, 3.3 points above separate (66.7 %)")
     assert "could be chance" in lead
     assert joining == "Joining took the mean from 66.7 % alone to 70.0 % with fedavg; 1 of 3 clients did better alone."
-    notes = " ".join(words.caveats(runs))
+    notes = " ".join(words.caveats(Findings(runs)))
     assert "separate: 0; fedavg: 0, 1" in notes
     assert "fewer than ten pairs" in notes
 
@@ -434,7 +439,7 @@ def test_the_words_on_joining_follow_the_models_handed_out_not_the_best_round(tm
     page = Page(report.write_report(runs, tmp_path / "report.html"))
     assert "Joining helped all 3 silos." in page.text
     assert "Gained by joining 60.0 points fedamp" in page.text and "Lost by joining" not in page.text
-    assert not any("Joining" in sentence for sentence in words.finding(runs))  # said once, by the answer
+    assert not any("Joining" in sentence for sentence in words.finding(Findings(runs)))  # said once, by the answer
     runs[1].answered = None
     page = Page(report.write_report(runs, tmp_path / "report.html"))
     assert "Lost by joining 10.0 points fedamp" in page.text and "signs may differ" not in page.text
@@ -536,7 +541,7 @@ def test_intervals_and_gains_are_printed_as_people_read_them() -> None:
 def test_the_gains_are_a_figure_for_print(tmp_path: Path) -> None:
     names = [path.name for path in report.write_figures(joined(tmp_path), tmp_path, ["png"])]
     assert names == ["curves.png", "distribution.png", "joining.png", "collaboration-fedamp.png"]
-    (axes,) = paper.joining(words.joined(joined(tmp_path / "more"))).axes  # type: ignore[arg-type]
+    (axes,) = paper.joining(Findings(joined(tmp_path / "more")).joined).axes  # type: ignore[arg-type]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["silo-01", "silo-03", "silo-02", "silo-00"]
     assert axes.get_xlabel() == "gain in test accuracy over training alone in points"
 
@@ -564,7 +569,7 @@ def served(folder: Path, metric: str = "accuracy") -> list[Folder]:
 
 
 def test_t19_newcomers_and_known_clients_have_both_deviations(tmp_path: Path) -> None:
-    found = {row.name: row for row in comparison.newcomers(served(tmp_path))}
+    found = {row.name: row for row in Findings(served(tmp_path)).newcomers}
     row = found["fedamp:cloud"]
     assert row.known is not None
     assert row.known.mean == pytest.approx(0.75)  # of 0.7 and 0.8 at the closing exchange, not of 0.9 at the best round
@@ -577,16 +582,16 @@ def test_t19_newcomers_and_known_clients_have_both_deviations(tmp_path: Path) ->
     assert row.counts == (2, 2)
     only = found["fedamp:generated-mean"]
     assert only.known is None and np.isnan(only.difference)
-    assert only.newcomers == comparison.Spread(pytest.approx(0.9), pytest.approx(0), pytest.approx(0))  # type: ignore[arg-type]
+    assert only.newcomers == Spread(pytest.approx(0.9), pytest.approx(0), pytest.approx(0))  # type: ignore[arg-type]
     assert found["fedavg:global"].newcomers.std_seeds is None
-    assert comparison.newcomers([make(tmp_path / "none")]) == []
+    assert Findings([make(tmp_path / "none")]).newcomers == []
 
 
 def test_the_method_that_serves_newcomers_best_is_on_top_and_its_models_stand_below_it(tmp_path: Path) -> None:
     amp = ["fedamp:cloud", "fedamp:generated-mean", "fedamp:personal"]
     avg = ["fedavg:global", "fedavg:finetuned"]
-    assert [row.name for row in comparison.newcomers(served(tmp_path / "up"))] == avg + amp
-    lower = comparison.newcomers(served(tmp_path / "down", "mse"))
+    assert [row.name for row in Findings(served(tmp_path / "up")).newcomers] == avg + amp
+    lower = Findings(served(tmp_path / "down", "mse")).newcomers
     assert [row.name for row in lower] == [amp[0], amp[2], amp[1], *avg]
     assert [row.headline for row in lower] == [True, False, False, True, False]
 
@@ -594,7 +599,7 @@ def test_the_method_that_serves_newcomers_best_is_on_top_and_its_models_stand_be
 def test_newcomers_without_any_score_are_last_and_shown_as_a_dash(tmp_path: Path) -> None:
     runs = served(tmp_path)
     welcomed(runs[2], {"global": [None, None], "finetuned": [None, None]})
-    assert [row.method for row in comparison.newcomers(runs)] == ["fedamp"] * 3 + ["fedavg"] * 2
+    assert [row.method for row in Findings(runs).newcomers] == ["fedamp"] * 3 + ["fedavg"] * 2
     page = Page(report.write_report(runs, tmp_path / "report.html"))
     assert "fedavg:global 70.0 % 8.2 % – – – – –" in page.text
 
@@ -612,7 +617,7 @@ def test_the_page_and_the_terminal_have_a_table_of_newcomers(
     assert "fedamp:generated-mean – – – 90.0 % 0.0 % 0.0 % –" in text
     assert "in seed 0 (others in other seeds) these were new-0, new-1." in text and "a minus is" not in text
     assert "a minus is a gain" in Page(report.write_report(served(tmp_path / "l", "mse"), tmp_path / "l.html")).text
-    terminal.show_newcomers(runs)  # type: ignore[arg-type]
+    terminal.show_newcomers(Findings(runs))  # type: ignore[arg-type]
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     cells = "fedamp:cloud 75.0 % 4.1 % 7.1 % 40.0 % 5.0 % 14.1 % −35.0"
     assert cells.split() in lines
@@ -649,7 +654,8 @@ def test_the_graph_is_drawn_with_every_edge_between_its_clients(tmp_path: Path) 
     assert np.isnan(x[:, 2].astype(float)).all(), "edges are not joined to each other"
     assert {t["name"]: t["text"] for t in nodes} == {"group 0": names[:3], "group 1": names[3:]}
     assert len({t["marker"]["color"] for t in nodes}) == 2
-    scores = comparison.at_best(runs[2], "cloud")
+    found = Findings(runs[2:])
+    scores = found.seeds(found.rows[0])[0].at_best
     hover = nodes[0]["customdata"][2]
     assert hover == (
         f"<b>{names[2]}</b>, group 0<br>3 neighbours<br>accuracy {100 * scores[names[2]]:.1f} % with fedamp:cloud"
@@ -664,12 +670,14 @@ def test_the_graph_is_told_in_words(tmp_path: Path) -> None:
     ) in page.text
     runs = related(tmp_path / "other")
     np.save(runs[3].path / "graph.npy", np.ones((6, 6)) - np.eye(6))
-    assert "seed 0; others of these runs have another one." in graph.words(graph.relations(runs), runs)  # type: ignore[arg-type]
+    assert "seed 0; others of these runs have another one." in graph.words(graph.relations(Findings(runs)), runs)  # type: ignore[arg-type]
     turned = related(tmp_path / "turned")
     weights = turned[3].graph
     turned[3].change(clients=turned[3].summary["clients"][::-1])
     np.save(turned[3].path / "graph.npy", weights[::-1, ::-1])
-    assert "another one" not in graph.words(graph.relations(turned), turned), "the same graph in another order"  # type: ignore[arg-type]
+    assert "another one" not in graph.words(graph.relations(Findings(turned)), turned), (
+        "the same graph in another order"
+    )  # type: ignore[arg-type]
     none = Page(report.write_report(several(tmp_path / "n", ["fedamp"], [0]), tmp_path / "none.html"))
     assert "Who is related to whom" not in none.text and "data-graph" not in none.blocks
 
@@ -678,7 +686,7 @@ def test_attacked_clients_and_newcomers_stand_out_in_the_graph(tmp_path: Path) -
     runs = related(tmp_path)
     for run in runs:
         run.change(corrupted=["silo-01", "silo-04"])
-    found = graph.relations(runs)
+    found = graph.relations(Findings(runs))
     assert found is not None
     assert found.kinds == ["benign", "attacked", "benign", "benign", "attacked", "benign"]
     more = related(tmp_path / "more")
@@ -687,25 +695,25 @@ def test_attacked_clients_and_newcomers_stand_out_in_the_graph(tmp_path: Path) -
         wider = np.zeros((7, 7))
         wider[6, 0] = wider[0, 6] = 1
         np.save(run.path / "graph.npy", wider)
-    known = graph.relations(more)
+    known = graph.relations(Findings(more))
     assert known is not None
     assert (known.names[-1], known.kinds[-1]) == ("new-0", "newcomer")
     assert "1 edge among 7 clients" in graph.words(known, more) and "Within" not in graph.words(known, more)
-    assert graph.picture(known, more).data[-1].name == "newcomer"
+    assert graph.picture(known, Findings(more)).data[-1].name == "newcomer"
 
 
 def test_a_graph_too_large_to_be_drawn_is_a_matrix_by_group(tmp_path: Path, monkeypatch: Any) -> None:
     runs = related(tmp_path, clients=["silo-10", "silo-9", "c", "a", "b", "x"])
     monkeypatch.setattr(graph, "MOST_EDGES", 4)
-    found = graph.relations(runs)
+    found = graph.relations(Findings(runs))
     assert found is not None
-    (trace,) = graph.picture(found, runs).data
+    (trace,) = graph.picture(found, Findings(runs)).data
     assert trace.type == "heatmap"
     order = [2, 1, 0, 3, 4, 5]  # by group, then by name
     assert list(trace.x) == list(trace.y) == [found.names[i] for i in order]
     assert np.array_equal(np.array(trace.z), found.weights[np.ix_(order, order)])
     monkeypatch.setattr(graph, "MOST_EDGES", 5)
-    assert graph.picture(found, runs).data[0].type == "scatter"
+    assert graph.picture(found, Findings(runs)).data[0].type == "scatter"
 
 
 def test_a_graph_of_other_clients_is_refused_and_an_empty_one_is_not(tmp_path: Path) -> None:
@@ -732,7 +740,7 @@ def test_a_nasty_name_stays_text_in_the_graph(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("metric", "ticks"), [("accuracy", ".0%"), ("mse", None)])
 def test_axes_have_plain_numbers(tmp_path: Path, metric: str, ticks: str | None) -> None:
     runs = several(tmp_path, ["separate", "fedamp"], [0], metric=metric)
-    axis = figures.distribution(runs).layout.xaxis
+    axis = figures.distribution(Findings(runs)).layout.xaxis
     assert axis.tickformat == ticks and axis.exponentformat == (None if ticks else "none")
 
 

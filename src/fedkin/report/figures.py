@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..evidence import comparison
 from ..evidence.comparison import Row, Run
 from ..evidence.estimates import Estimate
+from ..evidence.findings import Findings
 from ..evidence.worth_joining import Joining
 from ..maths import statistics
 from .words import (
@@ -87,16 +88,16 @@ document.querySelectorAll('th[data-sort]').forEach(head => head.addEventListener
 """
 
 
-def curves(runs: Sequence[Run]) -> go.Figure:
+def curves(found: Findings) -> go.Figure:
     """Mean over clients by round, a line for each `method:model` with the range of the seeds as a band.
 
     Headline models are solid; others are dashed and, beside other methods, hidden until asked for in the legend.
     """
     figure = go.Figure()
-    members, colour = comparison.by_method(runs), colours(runs)
+    members, colour = found.members, colours(found)
     lowest, highest = np.inf, -np.inf
-    for row in comparison.rows(runs):
-        line = comparison.curve(members[row.method], row.model)
+    for row in found.rows:
+        line = found.curve(row)
         if not len(line.rounds):
             continue
         lowest, highest = min(lowest, float(line.low.min())), max(highest, float(line.high.max()))
@@ -122,21 +123,19 @@ def curves(runs: Sequence[Run]) -> go.Figure:
             marker={"symbol": _symbol(row, members), "size": 8, "maxdisplayed": 12},
             **common,
         )
-    axis = _score_axis(runs, f"mean test {metric_name(runs[0].summary.metric)}")
-    if not comparison.higher_is_better(runs) and lowest > 0 and highest > 20 * lowest:
+    axis = _score_axis(found, f"mean test {metric_name(found.metric)}")
+    if not found.higher_is_better and lowest > 0 and highest > 20 * lowest:
         axis |= {"type": "log", "dtick": "D2", "tickformat": ".4~g"}
     figure.update_layout(_layout(440), hovermode="x unified", legend=_legend(), xaxis=_axis("round"), yaxis=axis)
     return figure
 
 
-def distribution(runs: Sequence[Run]) -> go.Figure:
+def distribution(found: Findings) -> go.Figure:
     """Each client's score at the best round (mean over seeds), a strip for each `method:model`; hover names clients."""
     figure = go.Figure()
-    members, colour = comparison.by_method(runs), colours(runs)
-    metric = runs[0].summary.metric
-    table = comparison.rows(runs)
+    members, colour, metric, table = found.members, colours(found), found.metric, found.rows
     for row in reversed(table):  # the first category of a vertical axis is at the bottom
-        values = comparison.client_scores(members[row.method], row.model)
+        values = found.clients(row)
         boxed = len(values) >= BOX_FROM
         figure.add_box(
             x=list(values.values()),
@@ -159,7 +158,7 @@ def distribution(runs: Sequence[Run]) -> go.Figure:
     shown = sum(_visible(row, members) is True for row in table)
     figure.update_layout(
         _layout(150 + 58 * shown),
-        xaxis=_score_axis(runs, f"test {metric_name(metric)} of a client"),
+        xaxis=_score_axis(found, f"test {metric_name(metric)} of a client"),
         yaxis={"automargin": True, "showgrid": False, "ticksuffix": "  ", "type": "category"},
         legend=_legend() | {"traceorder": "reversed"},
         showlegend=shown < len(table),
@@ -342,10 +341,10 @@ def _symbol(row: Row, members: dict[str, list[Run]]) -> str:
     return SYMBOLS[sorted(members).index(row.method) % len(SYMBOLS)]
 
 
-def _score_axis(runs: Sequence[Run], what: str) -> dict[str, Any]:
-    better = "higher is better" if comparison.higher_is_better(runs) else "lower is better"
+def _score_axis(found: Findings, what: str) -> dict[str, Any]:
+    better = "higher is better" if found.higher_is_better else "lower is better"
     axis = _axis(_plain(f"{what} ({better})"))
-    if is_share(runs[0].summary.metric):
+    if is_share(found.metric):
         return axis | {"tickformat": ".0%", "hoverformat": ".1%"}
     # Left to itself plotly writes 0.0005 as 500μ.
     return axis | {"exponentformat": "none", "hoverformat": ".4g"}

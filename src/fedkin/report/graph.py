@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..evidence import comparison
 from ..evidence.comparison import Run
+from ..evidence.findings import Findings
 from . import figures
 from .words import GREY, NAMED_UP_TO, PALETTE, metric_name, plural, score_text
 
@@ -53,10 +54,9 @@ class Relations:
         return len(self.names) > MOST_CLIENTS or len(self.edges) > MOST_EDGES
 
 
-def relations(runs: Sequence[Run]) -> Relations | None:
+def relations(findings: Findings) -> Relations | None:
     """The graph of the best method that has one, of its first seed; None where none has."""
-    members = comparison.by_method(runs)
-    ranked = [run for row in comparison.rows(runs) if row.headline for run in members[row.method]]
+    ranked = [run for row in findings.headlines for run in findings.members[row.method]]
     return next((found for found in map(_of, ranked) if found is not None), None)
 
 
@@ -113,12 +113,12 @@ def _differ(runs: Sequence[Run]) -> bool:
     return len(seen) > 1
 
 
-def picture(found: Relations, runs: Sequence[Run]) -> go.Figure:
+def picture(found: Relations, findings: Findings) -> go.Figure:
     """The graph drawn where it is small enough, else as a matrix."""
-    return _matrix(found) if found.crowded else _drawn(found, runs)
+    return _matrix(found) if found.crowded else _drawn(found, findings)
 
 
-def _drawn(found: Relations, runs: Sequence[Run]) -> go.Figure:
+def _drawn(found: Relations, findings: Findings) -> go.Figure:
     at, edges = _layout(found), found.edges
     figure = go.Figure()
     ends = np.full((len(edges), 3, 2), np.nan)  # a gap after each edge
@@ -131,7 +131,7 @@ def _drawn(found: Relations, runs: Sequence[Run]) -> go.Figure:
         hoverinfo="skip",
         showlegend=False,
     )
-    told, short = _told(found, runs), max(map(len, found.names)) <= 3
+    told, short = _told(found, findings), max(map(len, found.names)) <= 3
     named = short or len(found.names) <= NAMED_UP_TO
     kinds = found.kinds or [""] * len(found.names)
     for kind, colour in _palette(kinds).items():
@@ -182,12 +182,11 @@ def _lying(points: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     return np.asarray(centred @ (axes * np.sign(axes[:, :1])).T)
 
 
-def _told(found: Relations, runs: Sequence[Run]) -> list[str]:
+def _told(found: Relations, findings: Findings) -> list[str]:
     """For each client its name, its neighbours, and its score under the best headline model of that seed."""
-    members, seed, metric = comparison.by_method(runs), found.run.summary.seed, found.run.summary.metric
-    row = next(row for row in comparison.rows(runs) if row.headline and seed in row.seeds)
-    run = next(run for run in members[row.method] if run.summary.seed == seed)
-    scores = comparison.at_best(run, row.model)
+    seed, metric = found.run.summary.seed, found.run.summary.metric
+    row = next(row for row in findings.headlines if seed in row.seeds)
+    scores = next(each.at_best for each in findings.seeds(row) if each.seed == seed)
     told = []
     for i, (name, degree) in enumerate(zip(found.names, found.degrees, strict=True)):
         kind = f", {found.kinds[i]}" if found.kinds else ""

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..evidence import comparison
+from ..evidence.findings import Findings
 from ..evidence.levels import LevelRow, Levels, Sides, Span
 from ..runs import options
 from ..runs.config import Config
@@ -29,12 +30,12 @@ MOMENTS = {"last": "last round", "best": "best round"}
 
 def write_page(levels: Levels, path: Path) -> Path:
     """Write the page, self-contained as any other report."""
-    runs = levels.levels[0].runs
+    found = levels.levels[0].findings
     parts = [_overview(levels)] if len(levels.settings) > 1 else []
     parts += [_setting(levels, setting) for setting in levels.settings]
     path.parent.mkdir(parents=True, exist_ok=True)
-    title = f"{plural(len(comparison.by_method(runs)), 'method')} over {' and '.join(levels.settings)}"
-    text = page._page(f"{title}: {runs[0].summary.data}", page._chips(runs), "\n".join(parts))
+    title = f"{plural(len(found.members), 'method')} over {' and '.join(levels.settings)}"
+    text = page._page(f"{title}: {found.runs[0].summary.data}", page._chips(found), "\n".join(parts))
     path.write_text(text, encoding="utf-8", newline="\n")
     return path
 
@@ -80,8 +81,8 @@ def _points(line: Sequence[LevelRow], moment: str, side: str) -> tuple[list[Any]
 
 def picture(levels: Levels, panels: Sequence[Panel], moment: str) -> go.Figure:
     """Headline models' metric over settings, a panel each; the band spans the seeds. moment: `best` or `last`."""
-    runs = levels.levels[0].runs
-    colour, symbols = colours(runs), _symbols(runs, figures.SYMBOLS)
+    found = levels.levels[0].findings
+    colour, symbols = colours(found), _symbols(found, figures.SYMBOLS)
     titles = [f"<b>{levels.sides(setting)[side]}</b>" for setting, side in panels] if _of_one(panels) else None
     figure = make_subplots(cols=len(panels), shared_yaxes=True, horizontal_spacing=0.035, subplot_titles=titles)
     for number, (setting, side) in enumerate(panels, 1):
@@ -112,15 +113,15 @@ def picture(levels: Levels, panels: Sequence[Panel], moment: str) -> go.Figure:
                 **common,
             )
         figure.update_xaxes(_level_axis(drawn, setting), row=1, col=number)
-        figure.update_yaxes(figures._score_axis(runs, ""), title=None, row=1, col=number)
+        figure.update_yaxes(figures._score_axis(found, ""), title=None, row=1, col=number)
         if _of_one(panels) and number != 2:  # said once, in the middle
             figure.update_xaxes(title=None, row=1, col=number)
     figure.update_layout(
         figures._layout(480), hovermode="x unified", legend=figures._legend() | ({"y": 1.09} if titles else {})
     )
     figure.update_annotations(font={"size": 14, "color": figures.INK})
-    what = f"mean test {metric_name(runs[0].summary.metric)}, {MOMENTS[moment]}"
-    figure.update_yaxes(figures._score_axis(runs, what), row=1, col=1)
+    what = f"mean test {metric_name(found.metric)}, {MOMENTS[moment]}"
+    figure.update_yaxes(figures._score_axis(found, what), row=1, col=1)
     return figure
 
 
@@ -153,8 +154,8 @@ def _limits(values: Sequence[float]) -> list[float]:
     return [min(values) - edge, max(values) + edge]
 
 
-def _symbols(runs: Sequence[comparison.Run], symbols: Sequence[str]) -> dict[str, str]:
-    return {method: symbols[i % len(symbols)] for i, method in enumerate(sorted(comparison.by_method(runs)))}
+def _symbols(found: Findings, symbols: Sequence[str]) -> dict[str, str]:
+    return {method: symbols[i % len(symbols)] for i, method in enumerate(sorted(found.members))}
 
 
 # ---- the sections of the page ----
@@ -192,13 +193,13 @@ def _setting(levels: Levels, setting: str) -> str:
 
 def finding(levels: Levels, setting: str) -> str:
     """What became of those hit at the highest level, in a sentence: under the best method, and under the worst."""
-    runs = levels.levels[0].runs
-    metric, name = runs[0].summary.metric, levels.sides(setting)["hit"]
+    found = levels.levels[0].findings
+    metric, name = found.metric, levels.sides(setting)["hit"]
     level = next(row for row in reversed(levels.rows()) if row.setting == setting and row.last.hit).value
     here = [row for row in levels.rows() if row.setting == setting and row.value == level and row.headline]
     here = [row for row in here if _contends(row)] or here
     ends = [(row.last.hit.mean, row.method) for row in here if row.last.hit]
-    ends.sort(reverse=comparison.higher_is_better(runs))
+    ends.sort(reverse=found.higher_is_better)
     (best, leader), (worst, tail) = ends[0], ends[-1]
     text = f"With {_leaf(setting)} = {options.word(level)}, {name} end at {score_text(best, metric)}"
     if len(ends) == 1:
@@ -221,12 +222,12 @@ def _band(levels: Levels) -> str:
 
 def _table(levels: Levels, setting: str, side: str, moment: str) -> str:
     """A line for each `method:model`, a column for each level; the best contender of a column in bold."""
-    runs = levels.levels[0].runs
-    metric, colour = runs[0].summary.metric, colours(runs)
+    found = levels.levels[0].findings
+    metric, colour = found.metric, colours(found)
     here = [row for row in levels.rows() if row.setting == setting]
     values = list(dict.fromkeys(options.word(row.value) for row in here))
     spans = {(row.name, options.word(row.value)): _span(row, moment, side) for row in here}
-    better = max if comparison.higher_is_better(runs) else min
+    better = max if found.higher_is_better else min
     best = {
         value: better((span.mean for row in here if _contends(row) and (span := spans[row.name, value])), default=None)
         for value in values
@@ -288,8 +289,8 @@ def _print(levels: Levels, panels: Sequence[Panel], moments: Sequence[str]) -> F
 
     from . import paper
 
-    runs = levels.levels[0].runs
-    colour, markers, metric = colours(runs), _symbols(runs, paper.MARKERS), runs[0].summary.metric
+    found = levels.levels[0].findings
+    colour, markers, metric = colours(found), _symbols(found, paper.MARKERS), found.metric
     extent = (min(len(panels), 2) * paper.COLUMN, 0.6 + 1.9 * len(moments))
     figure = Figure(figsize=extent, layout="constrained")
     FigureCanvasAgg(figure)

@@ -20,7 +20,9 @@ from ..evidence import comparison as compare
 from ..evidence import references
 from ..evidence.comparison import Pair, Row, Run
 from ..evidence.estimates import Estimate
-from ..evidence.worth_joining import Joining, JoiningError, scorecard
+from ..evidence.findings import Findings
+from ..evidence.newcomers import Served
+from ..evidence.worth_joining import Joining, Scorecard
 from ..maths import statistics
 from . import figures, graph
 from .style import STYLE
@@ -32,7 +34,6 @@ from .words import (
     estimate_text,
     finding,
     gain_text,
-    joined,
     joining_sentence,
     joining_words,
     metric_name,
@@ -45,30 +46,29 @@ from .words import (
 
 
 def write_page(
-    runs: Sequence[Run], path: Path, title: str | None = None, comparison: Mapping[str, Any] | None = None
+    found: Findings, path: Path, title: str | None = None, comparison: Mapping[str, Any] | None = None
 ) -> Path:
     """Write the page about a run or a comparison; see `fedkin.report.write_report`."""
     about = dict(comparison or {})
     reference, notes = about.pop("reference", None), list(about.pop("notes", []))
     without = about.pop("references", [])
-    table, found = compare.rows(runs), joined(runs)
     spread = "Each point is a client at its method’s best round, mean over seeds; hover over it for the client’s name."
     parts = [
-        _finding(runs, table, found, reference, notes),
-        _results(runs, table, reference),
-        _references(without, runs[0].summary.metric),
-        _joining(found),
-        _section("Over the rounds", _curve_words(runs), figures.embed("curves", figures.curves(runs))),
-        _section("The spread over clients", spread, figures.embed("distribution", figures.distribution(runs))),
-        _clients(runs, table, found),
-        _scorecard(runs),
-        _newcomers(runs),
-        _graph(runs),
-        _collaboration(runs),
-        _settings(runs, about),
+        _finding(found, reference, notes),
+        _results(found, reference),
+        _references(without, found.metric),
+        _joining(found.joined),
+        _section("Over the rounds", _curve_words(found), figures.embed("curves", figures.curves(found))),
+        _section("The spread over clients", spread, figures.embed("distribution", figures.distribution(found))),
+        _clients(found),
+        _scorecard(found.scorecard),
+        _newcomers(found),
+        _graph(found),
+        _collaboration(found),
+        _settings(found, about),
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_page(title or _title(runs), _chips(runs), "\n".join(parts)), encoding="utf-8", newline="\n")
+    path.write_text(_page(title or _title(found), _chips(found), "\n".join(parts)), encoding="utf-8", newline="\n")
     return path
 
 
@@ -102,25 +102,24 @@ def _page(title: str, chips: Iterable[str], body: str) -> str:
 """
 
 
-def _finding(
-    runs: Sequence[Run], table: Sequence[Row], found: Joining | None, reference: str | None, notes: Sequence[str]
-) -> str:
-    first, *others = finding(runs, reference)
-    lead, *more = (_e(sentence) for sentence in [first, *([joining_sentence(found)] if found else []), *others])
+def _finding(found: Findings, reference: str | None, notes: Sequence[str]) -> str:
+    first, *others = finding(found, reference)
+    joined = [joining_sentence(found.joined)] if found.joined else []
+    lead, *more = (_e(sentence) for sentence in [first, *joined, *others])
     tiles = "".join(
         f'<div class="tile"><span>{_e(label)}</span><b>{_e(value)}</b><span>{_e(below)}</span></div>'
-        for label, value, below in _tiles(runs, table, found)
+        for label, value, below in _tiles(found)
     )
-    warned = "".join(f"<li>{_e(note)}</li>" for note in [*notes, *caveats(runs)])
+    warned = "".join(f"<li>{_e(note)}</li>" for note in [*notes, *caveats(found)])
     return f"""<section class="finding"><p class="lead">{lead}</p>{"".join(f"<p>{sentence}</p>" for sentence in more)}
 <div class="tiles">{tiles}</div>{f'<ul class="caveats">{warned}</ul>' if warned else ""}</section>"""
 
 
-def _tiles(runs: Sequence[Run], table: Sequence[Row], found: Joining | None) -> list[tuple[str, str, str]]:
+def _tiles(found: Findings) -> list[tuple[str, str, str]]:
     """The numbers to remember, as (label, value, of what)."""
-    table = [row for row in table if row.method != compare.ORACLE] or table
-    metric, best = runs[0].summary.metric, table[0]
-    joining = _best_round_tiles(runs, table) if found is None else _joining_tiles(found)
+    table = [row for row in found.rows if row.method != compare.ORACLE] or found.rows
+    metric, best = found.metric, table[0]
+    joining = _best_round_tiles(found, table) if found.joined is None else _joining_tiles(found.joined)
     return [
         (f"Best mean {metric_name(metric)}", score_text(best.bmta, metric), best.name),
         *joining,
@@ -140,14 +139,14 @@ def _joining_tiles(found: Joining) -> list[tuple[str, str, str]]:
     return [*tiles, ("Silos helped", f"{helped} of {len(answers)}", f"harmed: {harmed}, cannot tell: {unclear}")]
 
 
-def _best_round_tiles(runs: Sequence[Run], table: Sequence[Row]) -> list[tuple[str, str, str]]:
+def _best_round_tiles(found: Findings, table: Sequence[Row]) -> list[tuple[str, str, str]]:
     """What joining came to at the best rounds, for runs that kept no outputs; none without `separate`."""
-    metric, both, worse = runs[0].summary.metric, compare.joining(runs), compare.worse_than_alone(runs)
+    metric, both, worse = found.metric, found.joining, found.worse_than_alone
     row = next((row for row in table if row.name in both), None)
     if row is None:
         return []
     alone, together = (float(np.mean(list(each.values()))) for each in both[row.name])
-    gained = together == alone or (together > alone) == compare.higher_is_better(runs)
+    gained = together == alone or (together > alone) == found.higher_is_better
     label, count = "Gained by joining" if gained else "Lost by joining", len(both[row.name][1])
     return [
         (label, difference_text(together - alone, metric), f"{row.method}, mean over clients"),
@@ -155,9 +154,9 @@ def _best_round_tiles(runs: Sequence[Run], table: Sequence[Row]) -> list[tuple[s
     ]
 
 
-def _results(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -> str:
-    headlines, metric, colour = [row for row in table if row.headline], runs[0].summary.metric, colours(runs)
-    pairs = compare.tests(runs, reference)
+def _results(found: Findings, reference: str | None) -> str:
+    table, headlines, metric, colour = found.rows, found.headlines, found.metric, colours(found)
+    pairs = found.tests(reference)
     against = compare.find_row(headlines, reference) if reference else headlines[0]
     p_values = {pair.second: pair.p for pair in pairs if pair.first == against.name}
     heads = ["method:model", "best round", "worst client", "± over clients", "± over seeds", "last round", "last ten"]
@@ -182,7 +181,7 @@ run: they are different things."""
     if pairs:
         note += f""" p: Wilcoxon’s signed-rank test over clients and shared seeds, two-sided, after Holm’s correction
 over {plural(len(pairs), "pair")} of headline models."""
-    direction = "higher" if compare.higher_is_better(runs) else "lower"
+    direction = "higher" if found.higher_is_better else "lower"
     about = f"Test {_e(metric_name(metric))}, mean over clients and seeds; {direction} is better."
     tested = _fold("All paired tests", _all_tests(pairs, metric)) if pairs else ""
     return _section("Results", about, f'{_table(_head(heads), lines)}<p class="note">{note}</p>{tested}')
@@ -219,22 +218,22 @@ def _all_tests(pairs: Sequence[Pair], metric: str) -> str:
     return _table(_head(heads), lines)
 
 
-def _curve_words(runs: Sequence[Run]) -> str:
-    band = " The band spans the seeds." if len({run.summary.seed for run in runs}) > 1 else ""
+def _curve_words(found: Findings) -> str:
+    band = " The band spans the seeds." if len({run.summary.seed for run in found.runs}) > 1 else ""
     hidden = " Dashed lines are the methods’ other models; click a name in the legend to show or hide its line."
     return f"The mean over all clients in each round; the last point is the closing exchange.{band}{hidden}"
 
 
-def _clients(runs: Sequence[Run], table: Sequence[Row], found: Joining | None) -> str:
+def _clients(found: Findings) -> str:
     """The table of clients: alone against each headline model, worse ones marked."""
-    members, colour = compare.by_method(runs), colours(runs)
-    columns = [row for row in table if row.headline or len(members) == 1]
+    members, colour = found.members, colours(found)
+    columns = [row for row in found.rows if row.headline or len(members) == 1]
     lonely = next((row for row in columns if members[row.method][0].summary.method == compare.ALONE), None)
     columns.sort(key=lambda row: row is not lonely)
-    summary = (members[lonely.method] if lonely else runs)[0].summary
+    summary = (members[lonely.method] if lonely else found.runs)[0].summary
     groups, samples = summary.groups, summary.samples
-    both, worse = compare.joining(runs), compare.worse_than_alone(runs)
-    scores = {row.name: compare.client_scores(members[row.method], row.model) for row in columns}
+    both, worse = found.joining, found.worse_than_alone
+    scores = {row.name: found.clients(row) for row in columns}
     scores |= {name: together for name, (_, together) in both.items()}
     lines = []
     for i in compare.client_order(summary.clients, groups):
@@ -250,7 +249,7 @@ def _clients(runs: Sequence[Run], table: Sequence[Row], found: Joining | None) -
     named = "".join(f'<th data-sort="number">{_dot(colour[row.method])}{_e(name)}</th>' for row, name in names)
     heads = _head(["client", *(["group"] if groups else []), *(["training samples"] if samples else [])], named)
     about = "Every client’s score at the method’s best round, picked on test data, mean over seeds. "
-    if found is not None:
+    if found.joined is not None:
         about += """Shown is each method’s headline model; “Was it worth joining?” speaks of the models handed out at
 the end, so signs may differ. """
     about += "Click a heading to sort. "
@@ -259,7 +258,7 @@ the end, so signs may differ. """
         return _section("Client by client", about, _table(heads, lines))
     counts = "; ".join(f"{_e(name)} {len(each)} of {len(both[name][1])}" for name, each in worse.items())
     about += f"Small figures are the change from training alone; ▼ worse than alone at that round: {counts}."
-    about += "" if compare.higher_is_better(runs) else " Lower is better here, so a minus is a gain."
+    about += "" if found.higher_is_better else " Lower is better here, so a minus is a gain."
     return _section("Client by client", about, _table(heads, lines))
 
 
@@ -287,11 +286,9 @@ def _joining(found: Joining | None) -> str:
     return _section("Was it worth joining?", about, picture + table)
 
 
-def _scorecard(runs: Sequence[Run]) -> str:
+def _scorecard(found: Scorecard | None) -> str:
     """All metrics that fit the task, of the models that silos are handed, with intervals."""
-    try:
-        found = scorecard(runs)
-    except JoiningError:
+    if found is None:
         return ""
     names = list(next(iter(found.silos.values())))
     lines = []
@@ -317,9 +314,9 @@ def _interval_cell(text: str, estimate: Estimate | None) -> str:
     return f'<td data-value="{estimate.value!r}">{_e(value)}{shown}</td>'
 
 
-def _newcomers(runs: Sequence[Run]) -> str:
+def _newcomers(found: Findings) -> str:
     """What clients got that were held out of training, beside those that were not; nothing where none was."""
-    served, metric, colour = compare.newcomers(runs), runs[0].summary.metric, colours(runs)
+    served, metric, colour = found.newcomers, found.metric, colours(found)
     if not served:
         return ""
     lines = []
@@ -335,10 +332,11 @@ def _newcomers(runs: Sequence[Run]) -> str:
         lines.append(f'<tr class="{kind}"><th>{_dot(colour[row.method])}{_e(row.name)}</th>{"".join(cells)}</tr>')
     spreads = ["± over clients", "± over seeds"]
     heads = _head(["method:model", "known clients", *spreads, "newcomers", *spreads, "difference"])
-    return _section("Newcomers", _newcomer_words(runs, served), _table(heads, lines, "newcomers"))
+    return _section("Newcomers", _newcomer_words(found, served), _table(heads, lines, "newcomers"))
 
 
-def _newcomer_words(runs: Sequence[Run], served: Sequence[compare.Served]) -> str:
+def _newcomer_words(found: Findings, served: Sequence[Served]) -> str:
+    runs = found.runs
     first, novel = next((run.summary, run.summary.novel) for run in runs if run.summary.novel)
     names, counts = novel.clients, sorted({count for row in served for count in row.counts})
     several = " (others in other seeds)" if len({run.summary.seed for run in runs}) > 1 else ""
@@ -347,16 +345,16 @@ and joined at the end; in seed {first.seed}{several} these were {_e(", ".join(na
 local epochs. Known clients are scored at the closing exchange. Best method on top, its headline model in bold; what
 newcomers alone are given has no known clients. The difference is newcomers less known clients, who are others, so part
 of it may be the luck of the draw."""
-    return text if compare.higher_is_better(runs) else f"{text} Lower is better here, so a minus is a gain."
+    return text if found.higher_is_better else f"{text} Lower is better here, so a minus is a gain."
 
 
-def _graph(runs: Sequence[Run]) -> str:
+def _graph(found: Findings) -> str:
     """Who is related to whom, where a method looks at that."""
-    found = graph.relations(runs)
-    if found is None:
+    related = graph.relations(found)
+    if related is None:
         return ""
-    drawn = figures.embed("graph", graph.picture(found, runs), square=found.crowded)
-    return _section("Who is related to whom", _e(graph.words(found, runs)), drawn)
+    drawn = figures.embed("graph", graph.picture(related, found), square=related.crowded)
+    return _section("Who is related to whom", _e(graph.words(related, found.runs)), drawn)
 
 
 def _score_cell(value: float | None, alone: float | None, lost: bool, metric: str) -> str:
@@ -369,9 +367,9 @@ def _score_cell(value: float | None, alone: float | None, lost: bool, metric: st
     return f'<td data-value="{value!r}"{kind}>{"▼ " if lost else ""}{score_text(value, metric)}{change}</td>'
 
 
-def _collaboration(runs: Sequence[Run]) -> str:
+def _collaboration(found: Findings) -> str:
     """A heat map a method, of its first seed, one shown at a time."""
-    first = [(method, members[0]) for method, members in compare.by_method(runs).items()]
+    first = [(method, members[0]) for method, members in found.members.items()]
     first = [(method, run) for method, run in first if run.collaboration(None) is not None]
     limit = max(4, 3 * figures.MOST_ROUNDS // max(3, len(first)))
     panels: list[str] = []
@@ -412,8 +410,8 @@ def _kin(run: Run) -> str:
     return _fold(f"Groups found in the best recorded round: {len(families)}{index}", f"{about}<ul>{items}</ul>")
 
 
-def _settings(runs: Sequence[Run], about: Mapping[str, Any]) -> str:
-    members = compare.by_method(runs)
+def _settings(found: Findings, about: Mapping[str, Any]) -> str:
+    members, runs = found.members, found.runs
     first = {method: compare.flat_settings(each[0].config) for method, each in members.items()}
     differ = compare.differing(list(first.values()))
     varying = compare.differing([compare.flat_settings(run.config) for run in runs])  # seeds among them
@@ -455,13 +453,14 @@ def _size(value: float | None) -> str:
     return f"{value / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
-def _title(runs: Sequence[Run]) -> str:
-    summary, methods = runs[0].summary, compare.by_method(runs)
+def _title(found: Findings) -> str:
+    summary, methods = found.runs[0].summary, found.members
     what = next(iter(methods)) if len(methods) == 1 else f"{len(methods)} methods compared"
     return f"{what} on {summary.data} ({summary.split})"
 
 
-def _chips(runs: Sequence[Run]) -> list[str]:
+def _chips(found: Findings) -> list[str]:
+    runs = found.runs
     summary, seeds = runs[0].summary, sorted({run.summary.seed for run in runs})
     chips = [f"data: {summary.data}", f"split: {summary.split}", plural(len(summary.clients), "client")]
     if summary.groups:

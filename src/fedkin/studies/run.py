@@ -12,6 +12,7 @@ from ..data.federation import Federation
 from ..engines import start
 from ..engines.simulation import Listener
 from ..engines.start import Network, Settings
+from ..evidence.findings import Findings
 from ..runs.config import Config
 from ..runs.folder import RunError, RunFolder
 from ..runs.saved_model import Network as Own
@@ -57,7 +58,7 @@ class Run(RunFolder):
         """A plotly figure: the metric over rounds."""
         from ..report import figures
 
-        return figures.curves([self])
+        return figures.curves(Findings([self]))
 
     def plot_collaboration(self) -> Any:
         """A plotly figure: xi as a heat map."""
@@ -69,7 +70,7 @@ class Run(RunFolder):
         """A plotly figure: the distribution over clients."""
         from ..report import figures
 
-        return figures.distribution([self])
+        return figures.distribution(Findings([self]))
 
 
 def run(
