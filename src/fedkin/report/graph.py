@@ -127,7 +127,7 @@ def _drawn(found: Relations, findings: Findings) -> go.Figure:
         x=ends[..., 0].ravel(),
         y=ends[..., 1].ravel(),
         mode="lines",
-        line={"color": figures._faded(GREY, 0.45 if len(edges) < 600 else 0.25), "width": 1},
+        line={"color": figures.faded(GREY, 0.45 if len(edges) < 600 else 0.25), "width": 1},
         hoverinfo="skip",
         showlegend=False,
     )
@@ -141,7 +141,7 @@ def _drawn(found: Relations, findings: Findings) -> go.Figure:
             y=at[own, 1],
             mode="markers+text" if named else "markers",
             name=kind,
-            text=[figures._plain(found.names[i]) for i in own],
+            text=[figures.plain(found.names[i]) for i in own],
             textposition="middle center" if short else "top center",
             textfont={"size": 10, "color": "#ffffff" if short else figures.INK},
             customdata=[told[i] for i in own],
@@ -151,10 +151,10 @@ def _drawn(found: Relations, findings: Findings) -> go.Figure:
         )
     hidden = {"visible": False}
     figure.update_layout(
-        figures._layout(560),
+        figures.layout(560),
         xaxis=hidden,
         yaxis=hidden | {"scaleanchor": "x"},
-        legend=figures._legend(),
+        legend=figures.legend(),
         hovermode="closest",
     )
     return figure
@@ -190,10 +190,10 @@ def _told(found: Relations, findings: Findings) -> list[str]:
     told = []
     for i, (name, degree) in enumerate(zip(found.names, found.degrees, strict=True)):
         kind = f", {found.kinds[i]}" if found.kinds else ""
-        text = f"<b>{figures._plain(name)}</b>{kind}<br>{plural(int(degree), 'neighbour')}"
+        text = f"<b>{figures.plain(name)}</b>{kind}<br>{plural(int(degree), 'neighbour')}"
         if name in scores:
             score = f"{metric_name(metric)} {score_text(scores[name], metric)}"
-            text += f"<br>{figures._plain(f'{score} with {row.name}')}"
+            text += f"<br>{figures.plain(f'{score} with {row.name}')}"
         told.append(text)
     return told
 
@@ -208,7 +208,7 @@ def _palette(kinds: Sequence[str]) -> dict[str, str]:
 def _matrix(found: Relations) -> go.Figure:
     groups = found.run.summary.groups
     order = [*comparison.client_order(found.names[: found.known], groups), *range(found.known, len(found.names))]
-    names = [figures._plain(found.names[i]) for i in order]
+    names = [figures.plain(found.names[i]) for i in order]
     figure = go.Figure()
     figure.add_heatmap(
         z=found.weights[np.ix_(order, order)],
@@ -221,5 +221,5 @@ def _matrix(found: Relations) -> go.Figure:
     )
     axis: dict[str, Any] = {"type": "category", "showgrid": False, "showticklabels": False, "constrain": "domain"}
     axis |= {"showline": True, "mirror": True, "linecolor": figures.GRID, "ticks": ""}
-    figure.update_layout(figures._layout(680), xaxis=axis, yaxis=axis | {"autorange": "reversed", "scaleanchor": "x"})
+    figure.update_layout(figures.layout(680), xaxis=axis, yaxis=axis | {"autorange": "reversed", "scaleanchor": "x"})
     return figure

@@ -1,15 +1,8 @@
-"""The report: one HTML file with plotly.js inside, so it opens anywhere and loads nothing.
-
-Whatever comes from a run is escaped (`_e`), and the page's content security policy allows only the scripts written
-here, by their hashes: a client's name cannot become code even if an escape were forgotten.
-"""
+"""The report: one HTML file about a run or a comparison, section by section."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +12,12 @@ from ..base.task import METRICS
 from ..evidence import comparison as compare
 from ..evidence import references
 from ..evidence.comparison import Pair, Row, Run
-from ..evidence.estimates import Estimate
 from ..evidence.findings import Findings
 from ..evidence.newcomers import Served
 from ..evidence.worth_joining import Joining, Scorecard
 from ..maths import statistics
-from . import figures, graph
-from .style import STYLE
+from . import figures, graph, html
+from .html import escaped
 from .words import (
     caveats,
     checked_xi,
@@ -58,8 +50,8 @@ def write_page(
         _results(found, reference),
         _references(without, found.metric),
         _joining(found.joined),
-        _section("Over the rounds", _curve_words(found), figures.embed("curves", figures.curves(found))),
-        _section("The spread over clients", spread, figures.embed("distribution", figures.distribution(found))),
+        html.section("Over the rounds", _curve_words(found), html.embed("curves", figures.curves(found))),
+        html.section("The spread over clients", spread, html.embed("distribution", figures.distribution(found))),
         _clients(found),
         _scorecard(found.scorecard),
         _newcomers(found),
@@ -67,50 +59,18 @@ def write_page(
         _collaboration(found),
         _settings(found, about),
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_page(title or _title(found), _chips(found), "\n".join(parts)), encoding="utf-8", newline="\n")
-    return path
-
-
-def _page(title: str, chips: Iterable[str], body: str) -> str:
-    from plotly.offline import get_plotlyjs  # after `figures`, which says what to do where there is no plotly
-
-    plotly = get_plotlyjs()
-    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in (plotly, figures.SCRIPT))
-    policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
-    listed = "".join(f"<li>{_e(chip)}</li>" for chip in chips)
-    return f"""<!doctype html>
-<html lang="en-GB">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_e(title)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<header><p class="eyebrow">fedkin report</p><h1>{_e(title)}</h1><ul class="chips">{listed}</ul></header>
-<main>
-<noscript><section>The figures need JavaScript; the tables and the words do without.</section></noscript>
-{body}
-</main>
-<footer>Made by fedkin. This file holds everything it shows and loads nothing from the network.</footer>
-<script>{plotly}</script>
-<script>{figures.SCRIPT}</script>
-</body>
-</html>
-"""
+    return html.write(path, title or _title(found), chips(found), parts)
 
 
 def _finding(found: Findings, reference: str | None, notes: Sequence[str]) -> str:
     first, *others = finding(found, reference)
     joined = [joining_sentence(found.joined)] if found.joined else []
-    lead, *more = (_e(sentence) for sentence in [first, *joined, *others])
+    lead, *more = (escaped(sentence) for sentence in [first, *joined, *others])
     tiles = "".join(
-        f'<div class="tile"><span>{_e(label)}</span><b>{_e(value)}</b><span>{_e(below)}</span></div>'
+        f'<div class="tile"><span>{escaped(label)}</span><b>{escaped(value)}</b><span>{escaped(below)}</span></div>'
         for label, value, below in _tiles(found)
     )
-    warned = "".join(f"<li>{_e(note)}</li>" for note in [*notes, *caveats(found)])
+    warned = "".join(f"<li>{escaped(note)}</li>" for note in [*notes, *caveats(found)])
     return f"""<section class="finding"><p class="lead">{lead}</p>{"".join(f"<p>{sentence}</p>" for sentence in more)}
 <div class="tiles">{tiles}</div>{f'<ul class="caveats">{warned}</ul>' if warned else ""}</section>"""
 
@@ -164,12 +124,12 @@ def _results(found: Findings, reference: str | None) -> str:
     lines = []
     for row in table:
         values = (row.bmta, row.worst, row.std_clients, row.std_seeds, row.last, row.last10, row.validated)
-        cells = [_cell(score_text(value, metric), value) for value in values]
+        cells = [html.cell(score_text(value, metric), value) for value in values]
         if pairs:
             p = p_values.get(row.name)
-            cells.append(_cell("reference" if row is against else "–" if p is None else p_text(p), p))
+            cells.append(html.cell("reference" if row is against else "–" if p is None else p_text(p), p))
         kind = "best" if row is table[0] and len(headlines) > 1 else "" if row.headline else "other"
-        lines.append(f'<tr class="{kind}"><th>{_dot(colour[row.method])}{_e(row.name)}</th>{"".join(cells)}</tr>')
+        lines.append(html.row(row.name, cells, kind, colour[row.method]))
     honest = (
         "“Chosen on validation” is the honest one: the test mean of the round with the best mean validation score."
         if any(row.validated is not None for row in table)
@@ -182,9 +142,9 @@ run: they are different things."""
         note += f""" p: Wilcoxon’s signed-rank test over clients and shared seeds, two-sided, after Holm’s correction
 over {plural(len(pairs), "pair")} of headline models."""
     direction = "higher" if found.higher_is_better else "lower"
-    about = f"Test {_e(metric_name(metric))}, mean over clients and seeds; {direction} is better."
-    tested = _fold("All paired tests", _all_tests(pairs, metric)) if pairs else ""
-    return _section("Results", about, f'{_table(_head(heads), lines)}<p class="note">{note}</p>{tested}')
+    about = f"Test {escaped(metric_name(metric))}, mean over clients and seeds; {direction} is better."
+    tested = html.fold("All paired tests", _all_tests(pairs, metric)) if pairs else ""
+    return html.section("Results", about, f'{html.table(html.head(heads), lines)}<p class="note">{note}</p>{tested}')
 
 
 def _references(rows: Sequence[references.Row], metric: str) -> str:
@@ -195,12 +155,14 @@ def _references(rows: Sequence[references.Row], metric: str) -> str:
     lines = []
     for row in rows:
         values = (row.mean, row.worst, row.std_clients, row.std_seeds, row.last)
-        cells = [_cell(score_text(value, metric), value) for value in values]
-        lines.append(f"<tr><th>{_e(row.name)}</th>{''.join(cells)}</tr>")
+        cells = [html.cell(score_text(value, metric), value) for value in values]
+        lines.append(html.row(row.name, cells))
     about = """What can be had without a federation, and what it has to beat. The pooled rows are one model for all, of
 everyone’s data in one place, which nobody would share."""
-    trained = "".join(f'<p class="note">{_e(row.name)}: {_e(row.note)}.</p>' for row in rows if row.note)
-    return _section("For comparison, without federated learning", about, _table(_head(heads), lines) + trained)
+    trained = "".join(f'<p class="note">{escaped(row.name)}: {escaped(row.note)}.</p>' for row in rows if row.note)
+    return html.section(
+        "For comparison, without federated learning", about, html.table(html.head(heads), lines) + trained
+    )
 
 
 def _all_tests(pairs: Sequence[Pair], metric: str) -> str:
@@ -211,11 +173,14 @@ def _all_tests(pairs: Sequence[Pair], metric: str) -> str:
         r = pair.result
         p_values = (pair.p, pair.p_greater, r.two_sided, r.greater, r.wilcox_two_sided, r.wilcox_greater)
         sign = "−" if r.median < 0 else ""
-        cells = [_cell(str(r.pairs), r.pairs), _cell(f"{r.wins} / {r.ties} / {r.losses}", r.wins - r.losses)]
-        cells += [_cell(sign + difference_text(r.median, metric), r.median), *(_cell(p_text(p), p) for p in p_values)]
-        cells.append(_cell(", ".join(map(str, pair.seeds)), len(pair.seeds)))
-        lines.append(f"<tr><th>{_e(pair.first)} over {_e(pair.second)}</th>{''.join(cells)}</tr>")
-    return _table(_head(heads), lines)
+        cells = [html.cell(str(r.pairs), r.pairs), html.cell(f"{r.wins} / {r.ties} / {r.losses}", r.wins - r.losses)]
+        cells += [
+            html.cell(sign + difference_text(r.median, metric), r.median),
+            *(html.cell(p_text(p), p) for p in p_values),
+        ]
+        cells.append(html.cell(", ".join(map(str, pair.seeds)), len(pair.seeds)))
+        lines.append(html.row(f"{pair.first} over {pair.second}", cells))
+    return html.table(html.head(heads), lines)
 
 
 def _curve_words(found: Findings) -> str:
@@ -238,16 +203,16 @@ def _clients(found: Findings) -> str:
     lines = []
     for i in compare.client_order(summary.clients, groups):
         client = summary.clients[i]
-        cells = [_cell(str(groups[i]), groups[i])] if groups else []
-        cells += [_cell(f"{samples[i]:,}", samples[i])] if samples else []
+        cells = [html.cell(str(groups[i]), groups[i])] if groups else []
+        cells += [html.cell(f"{samples[i]:,}", samples[i])] if samples else []
         for row in columns:
             alone = both[row.name][0].get(client) if row.name in both else None
             lost = any(client == loser for loser, _, _ in worse.get(row.name, []))
             cells.append(_score_cell(scores[row.name].get(client), alone, lost, summary.metric))
-        lines.append(f"<tr><th>{_e(client)}</th>{''.join(cells)}</tr>")
+        lines.append(html.row(client, cells))
     names = ((row, "alone" if row is lonely else row.name) for row in columns)
-    named = "".join(f'<th data-sort="number">{_dot(colour[row.method])}{_e(name)}</th>' for row, name in names)
-    heads = _head(["client", *(["group"] if groups else []), *(["training samples"] if samples else [])], named)
+    named = "".join(f'<th data-sort="number">{html.dot(colour[row.method])}{escaped(name)}</th>' for row, name in names)
+    heads = html.head(["client", *(["group"] if groups else []), *(["training samples"] if samples else [])], named)
     about = "Every client’s score at the method’s best round, picked on test data, mean over seeds. "
     if found.joined is not None:
         about += """Shown is each method’s headline model; “Was it worth joining?” speaks of the models handed out at
@@ -255,11 +220,11 @@ the end, so signs may differ. """
     about += "Click a heading to sort. "
     if not both:
         about += "Include the method <code>separate</code> in the comparison to see for whom joining was worth it."
-        return _section("Client by client", about, _table(heads, lines))
-    counts = "; ".join(f"{_e(name)} {len(each)} of {len(both[name][1])}" for name, each in worse.items())
+        return html.section("Client by client", about, html.table(heads, lines))
+    counts = "; ".join(f"{escaped(name)} {len(each)} of {len(both[name][1])}" for name, each in worse.items())
     about += f"Small figures are the change from training alone; ▼ worse than alone at that round: {counts}."
     about += "" if found.higher_is_better else " Lower is better here, so a minus is a gain."
-    return _section("Client by client", about, _table(heads, lines))
+    return html.section("Client by client", about, html.table(heads, lines))
 
 
 def _joining(found: Joining | None) -> str:
@@ -273,17 +238,17 @@ def _joining(found: Joining | None) -> str:
     lines = []
     for silo in found.silos:
         scores = [silo.alone, *([silo.common] if plain else []), silo.personal]
-        cells = [_cell(f"{silo.samples:,}", silo.samples)]
-        cells += [_interval_cell(estimate_text(score, metric), score) for score in scores]
-        cells += [f'<td class="handed">{_e(silo.handed)}</td>'] if several else []
-        cells.append(_interval_cell(gain_text(silo.gain, metric), silo.gain))
+        cells = [html.cell(f"{silo.samples:,}", silo.samples)]
+        cells += [html.interval_cell(estimate_text(score, metric), score) for score in scores]
+        cells += [f'<td class="handed">{escaped(silo.handed)}</td>'] if several else []
+        cells.append(html.interval_cell(gain_text(silo.gain, metric), silo.gain))
         mark = {"yes": "good", "no": "bad", "cannot tell": "unclear"}[silo.answer]
-        cells.append(f'<td><span class="verdict {mark}">{_e(silo.verdict)}</span></td>')
-        lines.append(f"<tr><th>{_e(silo.client)}</th>{''.join(cells)}</tr>")
-    table = _table(_head(heads, '<th data-sort="text" class="words">worth joining?</th>'), lines, "joining")
-    picture = figures.embed("joining", figures.joining(found)) if len(found.silos) <= figures.MOST_SILOS else ""
-    about = f"<b>{_e(joining_sentence(found))}</b> {_e(joining_words(found))}"
-    return _section("Was it worth joining?", about, picture + table)
+        cells.append(f'<td><span class="verdict {mark}">{escaped(silo.verdict)}</span></td>')
+        lines.append(html.row(silo.client, cells))
+    table = html.table(html.head(heads, '<th data-sort="text" class="words">worth joining?</th>'), lines, "joining")
+    picture = html.embed("joining", figures.joining(found)) if len(found.silos) <= figures.MOST_SILOS else ""
+    about = f"<b>{escaped(joining_sentence(found))}</b> {escaped(joining_words(found))}"
+    return html.section("Was it worth joining?", about, picture + table)
 
 
 def _scorecard(found: Scorecard | None) -> str:
@@ -293,25 +258,16 @@ def _scorecard(found: Scorecard | None) -> str:
     names = list(next(iter(found.silos.values())))
     lines = []
     for client, scores in found.silos.items():
-        cells = [_interval_cell(estimate_text(scores[name], name), scores[name]) for name in names]
-        lines.append(f"<tr><th>{_e(client)}</th>{''.join(cells)}</tr>")
+        cells = [html.interval_cell(estimate_text(scores[name], name), scores[name]) for name in names]
+        lines.append(html.row(client, cells))
     which = f", {found.chosen_by}" if found.chosen_by else ""
     seeds = f"; means over {len(found.seeds)} seeds" if len(found.seeds) > 1 else ""
     about = f"""The test scores of the models that silos are handed at the end, with 95 % intervals{seeds}. Method:
-{_e(found.method)}{which}."""
+{escaped(found.method)}{which}."""
     if "auc" in names:
         about += " A dash: an AUC is not defined where all test samples are of one class."
     arrows = [f"{metric_name(name)} {'↑' if METRICS[name].higher_is_better else '↓'}" for name in names]
-    return _section("By other measures", about, _table(_head(["silo", *arrows]), lines))
-
-
-def _interval_cell(text: str, estimate: Estimate | None) -> str:
-    """An estimate's text with its interval in small print; a dash where there is none."""
-    if estimate is None or np.isnan(estimate.value):
-        return "<td>–</td>"
-    value, _, interval = text.partition(" (")
-    shown = f"<small>({_e(interval)}</small>" if interval else ""
-    return f'<td data-value="{estimate.value!r}">{_e(value)}{shown}</td>'
+    return html.section("By other measures", about, html.table(html.head(["silo", *arrows]), lines))
 
 
 def _newcomers(found: Findings) -> str:
@@ -322,17 +278,17 @@ def _newcomers(found: Findings) -> str:
     lines = []
     for row in served:
         cells = [
-            _cell(score_text(value, metric), None if value is None or np.isnan(value) else value)
+            html.cell(score_text(value, metric), None if value is None or np.isnan(value) else value)
             for each in (row.known, row.newcomers)
             for value in ((each.mean, each.std_clients, each.std_seeds) if each else (None, None, None))
         ]
         difference = None if np.isnan(row.difference) else row.difference
-        cells.append(_cell(signed_text(row.difference, metric) or "–", difference))
+        cells.append(html.cell(signed_text(row.difference, metric) or "–", difference))
         kind = "head" if row.headline else "other"
-        lines.append(f'<tr class="{kind}"><th>{_dot(colour[row.method])}{_e(row.name)}</th>{"".join(cells)}</tr>')
+        lines.append(html.row(row.name, cells, kind, colour[row.method]))
     spreads = ["± over clients", "± over seeds"]
-    heads = _head(["method:model", "known clients", *spreads, "newcomers", *spreads, "difference"])
-    return _section("Newcomers", _newcomer_words(found, served), _table(heads, lines, "newcomers"))
+    heads = html.head(["method:model", "known clients", *spreads, "newcomers", *spreads, "difference"])
+    return html.section("Newcomers", _newcomer_words(found, served), html.table(heads, lines, "newcomers"))
 
 
 def _newcomer_words(found: Findings, served: Sequence[Served]) -> str:
@@ -341,7 +297,7 @@ def _newcomer_words(found: Findings, served: Sequence[Served]) -> str:
     names, counts = novel.clients, sorted({count for row in served for count in row.counts})
     several = " (others in other seeds)" if len({run.summary.seed for run in runs}) > 1 else ""
     text = f"""{" or ".join(map(str, counts))} of {len(first.clients) + len(names)} clients were held out of training
-and joined at the end; in seed {first.seed}{several} these were {_e(", ".join(names))}. All methods gave them equal
+and joined at the end; in seed {first.seed}{several} these were {escaped(", ".join(names))}. All methods gave them equal
 local epochs. Known clients are scored at the closing exchange. Best method on top, its headline model in bold; what
 newcomers alone are given has no known clients. The difference is newcomers less known clients, who are others, so part
 of it may be the luck of the draw."""
@@ -353,8 +309,8 @@ def _graph(found: Findings) -> str:
     related = graph.relations(found)
     if related is None:
         return ""
-    drawn = figures.embed("graph", graph.picture(related, found), square=related.crowded)
-    return _section("Who is related to whom", _e(graph.words(related, found.runs)), drawn)
+    drawn = html.embed("graph", graph.picture(related, found), square=related.crowded)
+    return html.section("Who is related to whom", escaped(graph.words(related, found.runs)), drawn)
 
 
 def _score_cell(value: float | None, alone: float | None, lost: bool, metric: str) -> str:
@@ -378,9 +334,11 @@ def _collaboration(found: Findings) -> str:
         figure = figures.collaboration(run, limit)
         if figure is not None:
             hidden = " hidden" if panels else ""
-            drawn = figures.embed(f"xi-{number}", figure, square=True)
+            drawn = html.embed(f"xi-{number}", figure, square=True)
             panels.append(f'<div class="panel" id="panel-{number}"{hidden}>{drawn}{_kin(run)}</div>')
-            options.append(f'<option value="panel-{number}">{_e(method)}, seed {_e(run.summary.seed)}</option>')
+            options.append(
+                f'<option value="panel-{number}">{escaped(method)}, seed {escaped(run.summary.seed)}</option>'
+            )
     if not panels:
         return ""
     choice = f"<p><label>Method <select data-panels>{''.join(options)}</select></label></p>" if len(panels) > 1 else ""
@@ -388,7 +346,7 @@ def _collaboration(found: Findings) -> str:
     about = f"""How much each client’s model (column) counts in the model made for another (row). Clients are in order
 of group, then name; orange lines mark {lines}. The scale ends at the largest weight on another client, so a client’s
 own weight on the diagonal may lie beyond it."""
-    return _section("Who learns from whom", about, choice + "".join(panels))
+    return html.section("Who learns from whom", about, choice + "".join(panels))
 
 
 def _kin(run: Run) -> str:
@@ -405,9 +363,9 @@ def _kin(run: Run) -> str:
     index = ""
     if known and len(set(groups.tolist())) < len(groups):
         index = f"; adjusted Rand index {statistics.adjusted_rand(labels, groups):.2f} with the known ones"
-    items = "".join(f"<li>{_e(', '.join(family))}</li>" for family in families)
+    items = "".join(f"<li>{escaped(', '.join(family))}</li>" for family in families)
     about = '<p class="note">Clients that give each other clearly more than the uniform share:</p>'
-    return _fold(f"Groups found in the best recorded round: {len(families)}{index}", f"{about}<ul>{items}</ul>")
+    return html.fold(f"Groups found in the best recorded round: {len(families)}{index}", f"{about}<ul>{items}</ul>")
 
 
 def _settings(found: Findings, about: Mapping[str, Any]) -> str:
@@ -430,15 +388,17 @@ def _settings(found: Findings, about: Mapping[str, Any]) -> str:
         facts = {"commit": summary.commit, "device": summary.device, "execution": summary.execution}
         for key, value in compare.flat_settings(facts | dict(summary.versions)).items():
             machine.setdefault(key, {})[str(value)] = None
-    head = _head(["method", "time", "sent to clients", "sent by clients", "peak memory"])
-    settings = f"<h3>By method</h3>{_table(_head(['setting', *first]), _lines(varied), 'wrap')}" if varied else ""
+    head = html.head(["method", "time", "sent to clients", "sent by clients", "peak memory"])
+    settings = (
+        f"<h3>By method</h3>{html.table(html.head(['setting', *first]), html.lines(varied), 'wrap')}" if varied else ""
+    )
     settings += "<h3>The same in all runs</h3>" if len(runs) > 1 else ""
-    settings += _table("", _lines([*same.items(), *compare.flat_settings(about).items()]), "wrap")
-    body = _fold("Time and traffic of a whole run, means over seeds", _table(head, _lines(costs)))
-    body += _fold("Settings", settings)
+    settings += html.table("", html.lines([*same.items(), *compare.flat_settings(about).items()]), "wrap")
+    body = html.fold("Time and traffic of a whole run, means over seeds", html.table(head, html.lines(costs)))
+    body += html.fold("Settings", settings)
     versions = [[key, ", ".join(values)] for key, values in machine.items()]
-    body += _fold("Versions and machine", _table("", _lines(versions), "wrap"))
-    return _section("Behind the numbers", "", body)
+    body += html.fold("Versions and machine", html.table("", html.lines(versions), "wrap"))
+    return html.section("Behind the numbers", "", body)
 
 
 def _average(values: Sequence[float | None]) -> float | None:
@@ -459,58 +419,11 @@ def _title(found: Findings) -> str:
     return f"{what} on {summary.data} ({summary.split})"
 
 
-def _chips(found: Findings) -> list[str]:
+def chips(found: Findings) -> list[str]:
     runs = found.runs
     summary, seeds = runs[0].summary, sorted({run.summary.seed for run in runs})
-    chips = [f"data: {summary.data}", f"split: {summary.split}", plural(len(summary.clients), "client")]
+    told = [f"data: {summary.data}", f"split: {summary.split}", plural(len(summary.clients), "client")]
     if summary.groups:
-        chips.append(plural(len(set(summary.groups)), "known group"))
-    chips.append(f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}")
-    return [*chips, plural(max(run.summary.rounds for run in runs), "round")]
-
-
-def _section(heading: str, about: str, body: str) -> str:
-    return f'<section><h2>{heading}</h2><p class="about">{about}</p>{body}</section>'
-
-
-def _switch(name: str, shown: Mapping[str, str]) -> str:
-    """{label: HTML}, one shown at a time, the first at first; a button each."""
-    buttons, panels = "", ""
-    for number, (label, body) in enumerate(shown.items()):
-        place = _e(f"panel-{name}-{number}")
-        buttons += f'<button data-panel="{place}" aria-pressed="{"false" if number else "true"}">{_e(label)}</button>'
-        panels += f'<div class="panel" id="{place}"{" hidden" if number else ""}>{body}</div>'
-    return f'<p class="switch">{buttons}</p>{panels}'
-
-
-def _fold(heading: str, body: str) -> str:
-    return f"<details><summary>{_e(heading)}</summary>{body}</details>"
-
-
-def _table(head: str, lines: Iterable[str], kind: str = "") -> str:
-    return f'<div class="scroll"><table class="{kind}">{head}<tbody>{"".join(lines)}</tbody></table></div>'
-
-
-def _head(heads: Sequence[str], more: str = "") -> str:
-    cells = [f'<th data-sort="{"number" if i else "text"}">{_e(head)}</th>' for i, head in enumerate(heads)]
-    return f"<thead><tr>{''.join(cells)}{more}</tr></thead>"
-
-
-def _lines(table: Iterable[Sequence[object]]) -> list[str]:
-    return [f"<tr><th>{_e(first)}</th>{''.join(f'<td>{_e(v)}</td>' for v in rest)}</tr>" for first, *rest in table]
-
-
-def _cell(text: str, value: float | None) -> str:
-    return f"<td>{_e(text)}</td>" if value is None else f'<td data-value="{float(value)!r}">{_e(text)}</td>'
-
-
-def _dot(colour: str) -> str:
-    return f'<i class="dot" style="background:{colour}"></i>'
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-
-
-def _e(value: object) -> str:
-    return escape(str(value))
+        told.append(plural(len(set(summary.groups)), "known group"))
+    told.append(f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}")
+    return [*told, plural(max(run.summary.rounds for run in runs), "round")]

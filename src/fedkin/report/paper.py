@@ -27,6 +27,7 @@ from .words import (
     metric_name,
     xi_groups,
 )
+from .writing import whole
 
 try:
     import matplotlib
@@ -63,7 +64,6 @@ STYLE: dict[Any, Any] = {  # Any: newer matplotlib types the keys, older ones do
 def write_figures(found: Findings, folder: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Write curves, distribution, the gains of joining (beside `separate`) and, for each method that has one, xi of its
     best round; return the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
@@ -73,8 +73,8 @@ def write_figures(found: Findings, folder: Path, formats: Sequence[str] = ("png"
         for method, members in found.members.items():
             drawn = collaboration(members[0])
             if drawn is not None:
-                figures[_unused(f"collaboration-{_file_name(method)}", figures)] = drawn
-        return [_save(figure, folder / f"{name}.{kind}") for name, figure in figures.items() for kind in formats]
+                figures[_unused(f"collaboration-{file_name(method)}", figures)] = drawn
+        return [save(figure, folder / f"{name}.{kind}") for name, figure in figures.items() for kind in formats]
 
 
 def curves(found: Findings) -> Figure:
@@ -212,14 +212,16 @@ def _blank(width: float, height: float) -> tuple[Figure, Any]:
     return figure, figure.add_subplot()
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
+    """Writes a figure and returns its path; one that was there before stays if that fails."""
     # Without the date the same runs give the same file.
     metadata = {"CreationDate": None} if path.suffix == ".pdf" else None
-    figure.savefig(path, metadata=metadata)
+    with whole(path) as new:
+        figure.savefig(new, format=path.suffix.removeprefix("."), metadata=metadata)
     return path
 
 
-def _file_name(text: str) -> str:
+def file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-.") or "method"
 
 
