@@ -17,8 +17,10 @@ from fedkin.cli import terminal
 from fedkin.cli.terminal import show_joining
 from fedkin.errors import FedkinError
 from fedkin.evidence.estimates import Estimate
+from fedkin.evidence.findings import Findings
 from fedkin.evidence.outputs import Outputs
-from fedkin.evidence.worth_joining import Joining, JoiningError, Silo, best_joint, scorecard, worth_joining
+from fedkin.evidence.records import Line, Summary
+from fedkin.evidence.worth_joining import Joining, JoiningError, Scorecard, Silo
 from fedkin.report.words import joining_sentence, joining_words
 
 HEADLINE = {"separate": "personal", "fedavg": "global", "fedamp": "cloud", "groups": "cloud"}
@@ -40,24 +42,27 @@ class Made:
     rows: dict[str, Sequence[int]] | None = None
 
     @property
-    def summary(self) -> dict[str, Any]:
-        return {
+    def summary(self) -> Summary:
+        about = {
             "method": self.method, "seed": self.seed, "data": "made", "split": "natural", "metric": self.metric,
             "higher_is_better": self.metric != "log_loss", "clients": list(self.right), "groups": None,
-            "headline": HEADLINE[self.method], "models": {HEADLINE[self.method]: {}},
+            "headline": HEADLINE[self.method], "models": {HEADLINE[self.method]: {"bmta": 0.5, "bmta_round": 1}},
+            "rounds": 1,
         }  # fmt: skip
+        return Summary.read(about)
 
     @property
     def config(self) -> dict[str, Any]:
         return self.settings
 
     @property
-    def rounds(self) -> list[dict[str, Any]]:
+    def rounds(self) -> list[Line]:
         validation = None
         if self.validation is not None:
             validation = {"mean": 0.0, "clients": [self.validation.get(client) for client in self.right]}
+        closing = {HEADLINE[self.method]: {"clients": [], "validation": validation}}
         line = {"round": 1, "models": {HEADLINE[self.method]: {"clients": [], "validation": None}}}
-        return [line, {"round": 2, "final": True, "models": {HEADLINE[self.method]: {"validation": validation}}}]
+        return [Line.read(line), Line.read({"round": 2, "final": True, "models": closing})]
 
     def collaboration(self, round: int | None = None) -> None:
         return None
@@ -86,6 +91,20 @@ def answers(right: Sequence[bool]) -> tuple[Tensor, Tensor]:
 def first(good: int, n: int) -> list[bool]:
     """The first `good` of n samples right."""
     return [True] * good + [False] * (n - good)
+
+
+def worth_joining(runs: Sequence[Any], metric: str | None = None) -> Joining:
+    return Findings(runs).worth_joining(metric)
+
+
+def best_joint(runs: Sequence[Any]) -> tuple[str, str]:
+    return Findings(runs).best_joint
+
+
+def scorecard(runs: Sequence[Any]) -> Scorecard:
+    found = Findings(runs).scorecard
+    assert found is not None
+    return found
 
 
 ALONE = {"north": first(10, 40), "south": first(30, 40), "east": first(20, 31), "west": first(38, 40)}
@@ -368,17 +387,17 @@ def test_the_scorecard_has_every_metric_of_the_best_joint_method() -> None:
 
 def test_the_terminal_shows_a_table_for_few_silos_and_a_sentence_for_many(capsys, monkeypatch) -> None:
     monkeypatch.setattr(terminal.out, "_width", 120)
-    show_joining([Made("separate", ALONE), Made("fedamp", JOINED)])  # type: ignore[list-item]
+    show_joining(Findings([Made("separate", ALONE), Made("fedamp", JOINED)]))  # type: ignore[list-item]
     said = capsys.readouterr().out
     assert "Was it worth joining? Test accuracy in %" in said
     north = next(line for line in said.splitlines() if "north" in line)
     assert " ".join(north.split()) == "north 40 25.0 (14–40) 87.5 (74–95) +62.5 (+43.3 to +75.8) yes"
     assert "Joining helped 1 of 4 silos, harmed 1, and for 2" in said
     many = {f"silo-{i}": first(20, 40) for i in range(31)}
-    show_joining([Made("separate", many), Made("fedamp", many)])  # type: ignore[list-item]
+    show_joining(Findings([Made("separate", many), Made("fedamp", many)]))  # type: ignore[list-item]
     said = capsys.readouterr().out
     assert said.startswith("Whether joining helped cannot be told for any of the 31 silos")
-    show_joining([Made("separate", ALONE, kept=False), Made("fedamp", JOINED)])  # type: ignore[list-item]
+    show_joining(Findings([Made("separate", ALONE, kept=False), Made("fedamp", JOINED)]))  # type: ignore[list-item]
     assert capsys.readouterr().out == ""
 
 

@@ -8,152 +8,21 @@ import json
 import re
 import subprocess
 import sys
-import tomllib
 from dataclasses import replace
-from functools import cached_property
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
+from made_runs import LEVEL, MODELS, Folder, answered, make, several, welcomed
 
 from fedkin import report
 from fedkin.evidence import comparison
 from fedkin.evidence.estimates import Estimate
-from fedkin.evidence.outputs import Outputs
+from fedkin.evidence.findings import Findings
+from fedkin.evidence.newcomers import Spread
 from fedkin.report import figures, graph, paper, words
-
-GROUPS = [0, 0, 0, 1, 1, 1, 2, 2, 2, 2]
-LEVEL = {"separate": 0.74, "fedavg": 0.80, "fedamp": 0.91, "heurfedamp": 0.90}
-MODELS = {
-    "separate": ["personal"],
-    "fedavg": ["global", "finetuned"],
-    "fedamp": ["cloud", "personal"],
-    "heurfedamp": ["cloud", "personal"],
-}
-
-
-class Folder:
-    """What is read of a run, straight from its folder."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.answered: Outputs | None = None
-
-    @cached_property
-    def summary(self) -> Any:
-        return json.loads((self.path / "summary.json").read_text())
-
-    @cached_property
-    def config(self) -> dict[str, Any]:
-        return tomllib.loads((self.path / "config.toml").read_text())
-
-    @cached_property
-    def rounds(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.path / "rounds.jsonl").read_text().splitlines()]
-
-    @property
-    def graph(self) -> Any:
-        path = self.path / "graph.npy"
-        return np.load(path) if path.exists() else None
-
-    @property
-    def recorded(self) -> list[int]:
-        return sorted(int(file.stem[6:]) for file in (self.path / "collaboration").glob("round-*.npy"))
-
-    def collaboration(self, round: int | None = None) -> Any:
-        if not self.recorded:
-            return None
-        best = self.summary["models"][self.summary["headline"]]["bmta_round"]
-        chosen = round if round is not None else min(self.recorded, key=lambda k: abs(k - best))
-        return np.load(self.path / "collaboration" / f"round-{chosen:04d}.npy")
-
-    def outputs(self, client: str | None = None) -> Outputs | None:
-        return self.answered
-
-
-def answered(run: Folder, share: dict[str, float], tests: int = 40) -> Folder:
-    """The run with test outputs: of each client's samples, of class 0 and 1 in turn, this share is answered rightly."""
-    y = torch.arange(tests) % 2
-    parts = [torch.where(torch.arange(tests) < share[name] * tests, y, 1 - y) for name in run.summary["clients"]]
-    outputs, count = 2.0 * torch.nn.functional.one_hot(torch.cat(parts), 2), len(parts)
-    model = run.summary["headline"]
-    names, counts, handed = tuple(run.summary["clients"]), (tests,) * count, (model,) * count
-    run.answered = Outputs(
-        names, counts, handed, {"chosen": outputs, model: outputs}, y.repeat(count), "classification"
-    )
-    return run
-
-
-def make(
-    folder: Path,
-    method: str = "fedamp",
-    seed: int = 0,
-    rounds: int = 12,
-    groups: list[int] | None = GROUPS,
-    clients: list[str] | None = None,
-    metric: str = "accuracy",
-    validation: bool = True,
-    settings: str = "",
-    vectors: dict[str, list[list[float]]] | None = None,
-) -> Folder:
-    """A run folder. Accuracies are multiples of 2 %; `vectors` {model: (rounds, clients)} sets them by hand."""
-    rng = np.random.default_rng([seed, *method.encode()])
-    world = np.random.default_rng(seed)
-    names = clients or [f"silo-{i:02d}" for i in range(len(groups or GROUPS))]
-    m, higher = len(names), metric == "accuracy"
-    hardness = world.normal(0, 0.05, m)
-    lines: list[dict[str, Any]] = []
-    for k in range(1, rounds + 2):
-        models = {}
-        for place, model in enumerate(MODELS[method]):
-            level = LEVEL[method] - 0.03 * place - 0.6 * np.exp(-k / (2 + place))
-            score = np.clip(level + hardness + rng.normal(0, 0.02, m), 0.02, 1)
-            values = np.round(score * 50) / 50 if higher else (1 - score) ** 2 * 0.1
-            if vectors is not None:
-                values = np.array(vectors[model][k - 1])
-            checked = (values[1:] + rng.normal(0, 0.01, m - 1)).tolist()
-            models[model] = {
-                "mean": values.mean(),
-                "std": values.std(),
-                "clients": values.tolist(),
-                "validation": {"mean": float(np.mean(checked)), "clients": [None, *checked]} if validation else None,
-            }
-        lines.append({"round": k, "seconds": 0.4, "bytes_down": 10, "bytes_up": 10, "participants": names,
-                      "train_loss": 1 / k, "models": models} | ({"final": True} if k > rounds else {}))  # fmt: skip
-    novel = {model: {"mean": 0.99, "std": 0.0, "clients": [0.99], "validation": None} for model in MODELS[method]}
-    lines.append({"round": rounds + 2, "participants": ["newcomer"], "models": novel, "novel": True})
-    known = {}
-    for model in MODELS[method]:
-        means = [line["models"][model]["mean"] for line in lines[:-1]]
-        best = int(np.argmax(means) if higher else np.argmin(means))
-        known[model] = {"bmta": means[best], "bmta_round": best + 1, "last": means[-1], "validated": None}
-    summary = {
-        "method": method, "data": "digits", "split": "relabelled", "seed": seed, "rounds": rounds, "clients": names,
-        "groups": groups, "samples": [100 + 10 * i for i in range(m)], "metric": metric, "higher_is_better": higher,
-        "headline": MODELS[method][0], "models": known, "collaboration": None, "bytes_down": 6_200_000 * rounds,
-        "bytes_up": 6_100_000 * rounds, "seconds": 21.5, "peak_bytes": 812_000_000, "device": "cpu",
-        "versions": {"torch": "2.13.0", "numpy": "2.4.6"}, "commit": "0123abc", "execution": {"way": "stacked"},
-    }  # fmt: skip
-    (folder / "collaboration").mkdir(parents=True)
-    (folder / "summary.json").write_text(json.dumps(summary))
-    (folder / "rounds.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    training = "[training]\nepochs = 3\nbatch = 32\n"
-    (folder / "config.toml").write_text(f'seed = {seed}\n[method]\nname = "{method}"\n{settings}\n{training}')
-    if "amp" in method:
-        same = np.equal.outer(*[np.array(groups if groups is not None else GROUPS[:m])] * 2)
-        for k in range(1, rounds + 1, 2):
-            weight = np.where(same, 1.0, np.exp(-k / 3)) * rng.uniform(0.9, 1.1, (m, m))
-            np.fill_diagonal(weight, 0)
-            xi = 0.8 * weight / weight.sum(axis=1, keepdims=True) + 0.2 * np.eye(m)
-            np.save(folder / "collaboration" / f"round-{k:04d}.npy", xi.astype(np.float32))
-    return Folder(folder)
-
-
-def several(folder: Path, methods: list[str], seeds: list[int], **options: Any) -> list[Folder]:
-    return [make(folder / f"{method}-{seed}", method, seed, **options) for method in methods for seed in seeds]
 
 
 class Page(HTMLParser):
@@ -206,19 +75,19 @@ def test_t19_the_two_deviations_are_over_clients_and_over_seeds(tmp_path: Path) 
     common: dict[str, Any] = {"rounds": 1, "clients": ["a", "b"], "groups": [0, 1]}
     tables = [{"personal": first}, {"personal": second}]
     runs = [make(tmp_path / str(k), "separate", k, vectors=table, **common) for k, table in enumerate(tables)]
-    (row,) = comparison.rows(runs)
+    (row,) = Findings(runs).rows
     assert (row.name, row.headline, row.seeds) == ("separate:personal", True, (0, 1))
     assert row.bmta == pytest.approx(0.7)  # best rounds: 0.6 and 0.8
     assert row.std_clients == pytest.approx((0.2 + 0.1) / 2)
     assert row.std_seeds == pytest.approx(0.2 / 2**0.5)
     assert row.worst == pytest.approx((0.4 + 0.7) / 2)
     assert row.last == pytest.approx((0.6 + 0.1) / 2)
-    assert comparison.rows(runs[:1])[0].std_seeds is None
+    assert Findings(runs[:1]).rows[0].std_seeds is None
 
 
 def test_rows_put_headlines_first_and_the_best_on_top_and_ignore_newcomers(tmp_path: Path) -> None:
     for metric in ("accuracy", "mse"):
-        table = comparison.rows(several(tmp_path / metric, list(LEVEL), [0, 1], metric=metric))
+        table = Findings(several(tmp_path / metric, list(LEVEL), [0, 1], metric=metric)).rows
         assert [row.method for row in table[:4]] == ["fedamp", "heurfedamp", "fedavg", "separate"]
         assert [row.headline for row in table] == [True] * 4 + [False] * 3
         for row in table:
@@ -230,7 +99,7 @@ def test_rows_put_headlines_first_and_the_best_on_top_and_ignore_newcomers(tmp_p
 
 def test_pairs_are_clients_of_shared_seeds_each_at_its_own_best_round(tmp_path: Path) -> None:
     runs = several(tmp_path, ["separate", "fedavg", "fedamp"], [0, 1])
-    pairs = comparison.tests([*runs[:5], make(tmp_path / "more", "fedamp", 7)])
+    pairs = Findings([*runs[:5], make(tmp_path / "more", "fedamp", 7)]).tests()
     assert [(pair.first, pair.second) for pair in pairs] == [
         ("fedamp:cloud", "fedavg:global"),
         ("fedamp:cloud", "separate:personal"),
@@ -239,17 +108,19 @@ def test_pairs_are_clients_of_shared_seeds_each_at_its_own_best_round(tmp_path: 
     assert [pair.seeds for pair in pairs] == [(0,), (0,), (0, 1)]
     assert [pair.result.pairs for pair in pairs] == [10, 10, 20]
     assert all(pair.p >= pair.result.two_sided for pair in pairs)
-    separate = [comparison.at_best(run, "personal") for run in runs[:2]]
-    fedavg = [comparison.at_best(run, "global") for run in runs[2:4]]
+    separate, fedavg = (
+        [seed.at_best for row in Findings(runs).rows if row.name == name for seed in Findings(runs).seeds(row)[:2]]
+        for name in ("separate:personal", "fedavg:global")
+    )
     wins = sum(f[n] > s[n] for f, s in zip(fedavg, separate, strict=True) for n in f)
     assert pairs[2].result.wins == wins
-    against = comparison.tests(runs, "fedavg")
+    against = Findings(runs).tests("fedavg")
     assert [(pair.first, pair.second) for pair in against] == [
         ("fedavg:global", "fedamp:cloud"),
         ("fedavg:global", "separate:personal"),
     ]
     with pytest.raises(ValueError, match="no row 'fedprox'"):
-        comparison.tests(runs, "fedprox")
+        Findings(runs).tests("fedprox")
 
 
 @pytest.mark.parametrize(("metric", "loser"), [("accuracy", "b"), ("mse", "a")])
@@ -260,24 +131,24 @@ def test_worse_than_alone_is_by_name_and_over_the_shared_seeds(tmp_path: Path, m
     joined = make(tmp_path / "j", "fedavg", clients=["b", "a"], vectors=vectors, **common)
     other = make(tmp_path / "o", "fedavg", 1, clients=["b", "a"], vectors=vectors, **common)
     expected = {"b": ("b", 0.6, 0.4), "a": ("a", 0.5, 0.7)}[loser]
-    assert comparison.worse_than_alone([alone, joined, other]) == {"fedavg:global": [expected]}
-    assert comparison.worse_than_alone([joined]) == {}
-    assert comparison.worse_than_alone([alone, other]) == {}
+    assert Findings([alone, joined, other]).worse_than_alone == {"fedavg:global": [expected]}
+    assert Findings([joined]).worse_than_alone == {}
+    assert Findings([alone, other]).worse_than_alone == {}
 
 
 def test_runs_that_cannot_be_compared_are_refused_and_variants_told_apart(tmp_path: Path) -> None:
     run = make(tmp_path / "a", settings="sigma = 10")
     with pytest.raises(ValueError, match="Leave one of them out"):
-        comparison.rows([run, make(tmp_path / "b", settings="sigma = 10")])
+        _ = Findings([run, make(tmp_path / "b", settings="sigma = 10")]).rows
     with pytest.raises(ValueError, match="same data, split and metric"):
-        comparison.rows([run, make(tmp_path / "c", metric="mse")])
+        _ = Findings([run, make(tmp_path / "c", metric="mse")]).rows
     variants = [run, make(tmp_path / "d", settings="sigma = 25"), make(tmp_path / "e", seed=1, settings="sigma = 25")]
     assert {m: len(r) for m, r in comparison.by_method(variants).items()} == {
         "fedamp (sigma=10)": 1,
         "fedamp (sigma=25)": 2,
     }
     with pytest.raises(ValueError, match="no run"):
-        comparison.rows([])
+        _ = Findings([]).rows
 
 
 def test_clients_are_in_order_of_group_then_name_as_people_count() -> None:
@@ -316,7 +187,8 @@ def test_the_figures_show_the_runs(tmp_path: Path) -> None:
     assert values(lines["fedamp:cloud"]["y"]) == pytest.approx(np.mean(means, axis=0))
     assert (lines["fedamp:personal"]["visible"], lines["fedamp:personal"]["line"]["dash"]) == ("legendonly", "dash")
     strips = {trace["name"]: trace for trace in page.blocks["data-distribution"]["data"]}
-    scores = comparison.client_scores(runs[2:], "cloud")
+    found = Findings(runs[2:])
+    scores = found.clients(found.rows[0])
     assert values(strips["fedamp:cloud"]["x"]) == pytest.approx(list(scores.values()))
     assert strips["fedamp:cloud"]["text"][3].startswith("silo-03: ")
     assert strips["fedamp:cloud"]["line"]["color"] == lines["fedamp:cloud"]["line"]["color"]
@@ -331,11 +203,11 @@ def test_the_heat_map_orders_clients_by_group_or_by_kin_when_groups_are_unknown(
     known: Any = figures.collaboration(make(tmp_path / "a", clients=names, groups=[0, 1, 0, 1]))
     assert list(known.data[0].x) == ["b", "d", "a", "c"]
     run = make(tmp_path / "b", clients=names, groups=[0, 1, 0, 1])
-    run.summary["groups"] = None
+    run.change(groups=None)
     found: Any = figures.collaboration(run)
     assert list(found.data[0].x) == ["b", "d", "a", "c"]
     assert {shape.line.dash for shape in found.layout.shapes} == {"dot"}
-    run.summary["clients"] = names[:3]
+    run.change(clients=names[:3])
     with pytest.raises(ValueError, match="3 clients"):
         figures.collaboration(run)
 
@@ -383,13 +255,13 @@ def test_findings_say_who_loses_by_joining_and_caveats_name_different_seeds(tmp_
     alone = make(tmp_path / "s", "separate", vectors={"personal": [[0.5, 0.6, 0.9]] * 2}, **common)
     vectors = {"global": [[0.6, 0.7, 0.8]] * 2, "finetuned": [[0.0] * 3] * 2}
     runs = [alone, *(make(tmp_path / f"j{seed}", "fedavg", seed, vectors=vectors, **common) for seed in (0, 1))]
-    lead, joining, honest = words.finding(runs)
+    lead, joining, honest = words.finding(Findings(runs))
     assert honest.startswith("With the round chosen on validation data, which is the honest choice, fedavg leads with")
     best = "a mean test accuracy of 70.0 % at its best round"
     assert lead.startswith(f"fedavg does best: {best}, 3.3 points above separate (66.7 %)")
     assert "could be chance" in lead
     assert joining == "Joining took the mean from 66.7 % alone to 70.0 % with fedavg; 1 of 3 clients did better alone."
-    notes = " ".join(words.caveats(runs))
+    notes = " ".join(words.caveats(Findings(runs)))
     assert "separate: 0; fedavg: 0, 1" in notes
     assert "fewer than ten pairs" in notes
 
@@ -429,7 +301,7 @@ def test_the_words_on_joining_follow_the_models_handed_out_not_the_best_round(tm
     page = Page(report.write_report(runs, tmp_path / "report.html"))
     assert "Joining helped all 3 silos." in page.text
     assert "Gained by joining 60.0 points fedamp" in page.text and "Lost by joining" not in page.text
-    assert not any("Joining" in sentence for sentence in words.finding(runs))  # said once, by the answer
+    assert not any("Joining" in sentence for sentence in words.finding(Findings(runs)))  # said once, by the answer
     runs[1].answered = None
     page = Page(report.write_report(runs, tmp_path / "report.html"))
     assert "Lost by joining 10.0 points fedamp" in page.text and "signs may differ" not in page.text
@@ -531,19 +403,12 @@ def test_intervals_and_gains_are_printed_as_people_read_them() -> None:
 def test_the_gains_are_a_figure_for_print(tmp_path: Path) -> None:
     names = [path.name for path in report.write_figures(joined(tmp_path), tmp_path, ["png"])]
     assert names == ["curves.png", "distribution.png", "joining.png", "collaboration-fedamp.png"]
-    (axes,) = paper.joining(words.joined(joined(tmp_path / "more"))).axes  # type: ignore[arg-type]
+    (axes,) = paper.joining(Findings(joined(tmp_path / "more")).joined).axes  # type: ignore[arg-type]
     assert [label.get_text() for label in axes.get_yticklabels()] == ["silo-01", "silo-03", "silo-02", "silo-00"]
     assert axes.get_xlabel() == "gain in test accuracy over training alone in points"
 
 
 # ---- newcomers ----
-
-
-def welcomed(run: Folder, scores: dict[str, list[float | None]]) -> Folder:
-    """The run with newcomers: {model: their scores}."""
-    names = [f"new-{i}" for i in range(len(next(iter(scores.values()))))]
-    run.summary["novel"] = {"clients": names, "models": {model: {"clients": each} for model, each in scores.items()}}
-    return run
 
 
 def served(folder: Path, metric: str = "accuracy") -> list[Folder]:
@@ -559,7 +424,7 @@ def served(folder: Path, metric: str = "accuracy") -> list[Folder]:
 
 
 def test_t19_newcomers_and_known_clients_have_both_deviations(tmp_path: Path) -> None:
-    found = {row.name: row for row in comparison.newcomers(served(tmp_path))}
+    found = {row.name: row for row in Findings(served(tmp_path)).newcomers}
     row = found["fedamp:cloud"]
     assert row.known is not None
     assert row.known.mean == pytest.approx(0.75)  # of 0.7 and 0.8 at the closing exchange, not of 0.9 at the best round
@@ -572,16 +437,16 @@ def test_t19_newcomers_and_known_clients_have_both_deviations(tmp_path: Path) ->
     assert row.counts == (2, 2)
     only = found["fedamp:generated-mean"]
     assert only.known is None and np.isnan(only.difference)
-    assert only.newcomers == comparison.Spread(pytest.approx(0.9), pytest.approx(0), pytest.approx(0))  # type: ignore[arg-type]
+    assert only.newcomers == Spread(pytest.approx(0.9), pytest.approx(0), pytest.approx(0))  # type: ignore[arg-type]
     assert found["fedavg:global"].newcomers.std_seeds is None
-    assert comparison.newcomers([make(tmp_path / "none")]) == []
+    assert Findings([make(tmp_path / "none")]).newcomers == []
 
 
 def test_the_method_that_serves_newcomers_best_is_on_top_and_its_models_stand_below_it(tmp_path: Path) -> None:
     amp = ["fedamp:cloud", "fedamp:generated-mean", "fedamp:personal"]
     avg = ["fedavg:global", "fedavg:finetuned"]
-    assert [row.name for row in comparison.newcomers(served(tmp_path / "up"))] == avg + amp
-    lower = comparison.newcomers(served(tmp_path / "down", "mse"))
+    assert [row.name for row in Findings(served(tmp_path / "up")).newcomers] == avg + amp
+    lower = Findings(served(tmp_path / "down", "mse")).newcomers
     assert [row.name for row in lower] == [amp[0], amp[2], amp[1], *avg]
     assert [row.headline for row in lower] == [True, False, False, True, False]
 
@@ -589,7 +454,7 @@ def test_the_method_that_serves_newcomers_best_is_on_top_and_its_models_stand_be
 def test_newcomers_without_any_score_are_last_and_shown_as_a_dash(tmp_path: Path) -> None:
     runs = served(tmp_path)
     welcomed(runs[2], {"global": [None, None], "finetuned": [None, None]})
-    assert [row.method for row in comparison.newcomers(runs)] == ["fedamp"] * 3 + ["fedavg"] * 2
+    assert [row.method for row in Findings(runs).newcomers] == ["fedamp"] * 3 + ["fedavg"] * 2
     page = Page(report.write_report(runs, tmp_path / "report.html"))
     assert "fedavg:global 70.0 % 8.2 % – – – – –" in page.text
 
@@ -607,7 +472,7 @@ def test_the_page_and_the_terminal_have_a_table_of_newcomers(
     assert "fedamp:generated-mean – – – 90.0 % 0.0 % 0.0 % –" in text
     assert "in seed 0 (others in other seeds) these were new-0, new-1." in text and "a minus is" not in text
     assert "a minus is a gain" in Page(report.write_report(served(tmp_path / "l", "mse"), tmp_path / "l.html")).text
-    terminal.show_newcomers(runs)  # type: ignore[arg-type]
+    terminal.show_newcomers(Findings(runs))  # type: ignore[arg-type]
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     cells = "fedamp:cloud 75.0 % 4.1 % 7.1 % 40.0 % 5.0 % 14.1 % −35.0"
     assert cells.split() in lines
@@ -644,7 +509,8 @@ def test_the_graph_is_drawn_with_every_edge_between_its_clients(tmp_path: Path) 
     assert np.isnan(x[:, 2].astype(float)).all(), "edges are not joined to each other"
     assert {t["name"]: t["text"] for t in nodes} == {"group 0": names[:3], "group 1": names[3:]}
     assert len({t["marker"]["color"] for t in nodes}) == 2
-    scores = comparison.at_best(runs[2], "cloud")
+    found = Findings(runs[2:])
+    scores = found.seeds(found.rows[0])[0].at_best
     hover = nodes[0]["customdata"][2]
     assert hover == (
         f"<b>{names[2]}</b>, group 0<br>3 neighbours<br>accuracy {100 * scores[names[2]]:.1f} % with fedamp:cloud"
@@ -659,12 +525,14 @@ def test_the_graph_is_told_in_words(tmp_path: Path) -> None:
     ) in page.text
     runs = related(tmp_path / "other")
     np.save(runs[3].path / "graph.npy", np.ones((6, 6)) - np.eye(6))
-    assert "seed 0; others of these runs have another one." in graph.words(graph.relations(runs), runs)  # type: ignore[arg-type]
+    assert "seed 0; others of these runs have another one." in graph.words(graph.relations(Findings(runs)), runs)  # type: ignore[arg-type]
     turned = related(tmp_path / "turned")
     weights = turned[3].graph
-    turned[3].summary["clients"].reverse()
+    turned[3].change(clients=turned[3].summary["clients"][::-1])
     np.save(turned[3].path / "graph.npy", weights[::-1, ::-1])
-    assert "another one" not in graph.words(graph.relations(turned), turned), "the same graph in another order"  # type: ignore[arg-type]
+    assert "another one" not in graph.words(graph.relations(Findings(turned)), turned), (
+        "the same graph in another order"
+    )  # type: ignore[arg-type]
     none = Page(report.write_report(several(tmp_path / "n", ["fedamp"], [0]), tmp_path / "none.html"))
     assert "Who is related to whom" not in none.text and "data-graph" not in none.blocks
 
@@ -672,8 +540,8 @@ def test_the_graph_is_told_in_words(tmp_path: Path) -> None:
 def test_attacked_clients_and_newcomers_stand_out_in_the_graph(tmp_path: Path) -> None:
     runs = related(tmp_path)
     for run in runs:
-        run.summary["corrupted"] = ["silo-01", "silo-04"]
-    found = graph.relations(runs)
+        run.change(corrupted=["silo-01", "silo-04"])
+    found = graph.relations(Findings(runs))
     assert found is not None
     assert found.kinds == ["benign", "attacked", "benign", "benign", "attacked", "benign"]
     more = related(tmp_path / "more")
@@ -682,25 +550,25 @@ def test_attacked_clients_and_newcomers_stand_out_in_the_graph(tmp_path: Path) -
         wider = np.zeros((7, 7))
         wider[6, 0] = wider[0, 6] = 1
         np.save(run.path / "graph.npy", wider)
-    known = graph.relations(more)
+    known = graph.relations(Findings(more))
     assert known is not None
     assert (known.names[-1], known.kinds[-1]) == ("new-0", "newcomer")
     assert "1 edge among 7 clients" in graph.words(known, more) and "Within" not in graph.words(known, more)
-    assert graph.picture(known, more).data[-1].name == "newcomer"
+    assert graph.picture(known, Findings(more)).data[-1].name == "newcomer"
 
 
 def test_a_graph_too_large_to_be_drawn_is_a_matrix_by_group(tmp_path: Path, monkeypatch: Any) -> None:
     runs = related(tmp_path, clients=["silo-10", "silo-9", "c", "a", "b", "x"])
     monkeypatch.setattr(graph, "MOST_EDGES", 4)
-    found = graph.relations(runs)
+    found = graph.relations(Findings(runs))
     assert found is not None
-    (trace,) = graph.picture(found, runs).data
+    (trace,) = graph.picture(found, Findings(runs)).data
     assert trace.type == "heatmap"
     order = [2, 1, 0, 3, 4, 5]  # by group, then by name
     assert list(trace.x) == list(trace.y) == [found.names[i] for i in order]
     assert np.array_equal(np.array(trace.z), found.weights[np.ix_(order, order)])
     monkeypatch.setattr(graph, "MOST_EDGES", 5)
-    assert graph.picture(found, runs).data[0].type == "scatter"
+    assert graph.picture(found, Findings(runs)).data[0].type == "scatter"
 
 
 def test_a_graph_of_other_clients_is_refused_and_an_empty_one_is_not(tmp_path: Path) -> None:
@@ -727,7 +595,7 @@ def test_a_nasty_name_stays_text_in_the_graph(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("metric", "ticks"), [("accuracy", ".0%"), ("mse", None)])
 def test_axes_have_plain_numbers(tmp_path: Path, metric: str, ticks: str | None) -> None:
     runs = several(tmp_path, ["separate", "fedamp"], [0], metric=metric)
-    axis = figures.distribution(runs).layout.xaxis
+    axis = figures.distribution(Findings(runs)).layout.xaxis
     assert axis.tickformat == ticks and axis.exponentformat == (None if ticks else "none")
 
 

@@ -17,8 +17,7 @@ import fedkin
 from fedkin import FedkinError, Run
 from fedkin.engines import start
 from fedkin.engines.start import prepare
-from fedkin.evidence import comparison
-from fedkin.evidence.worth_joining import worth_joining
+from fedkin.evidence.findings import Findings
 from fedkin.runs.config import merge
 from fedkin.studies import compare
 
@@ -212,7 +211,7 @@ def test_newcomers_stand_beside_known_clients_in_table_and_report(tmp_path):
     results = fedkin.compare(settings, methods=["separate", "fedamp"], seeds=2, out=tmp_path / "c")
     held = [set(run.summary["novel"]["clients"]) for run in results.runs]
     assert held[0] != held[1] and held[:2] == held[2:]
-    served = {each.name: each for each in comparison.newcomers(results.runs)}
+    served = {each.name: each for each in Findings(results.runs).newcomers}
     assert set(served) == {"separate:personal", "fedamp:cloud", "fedamp:personal"}
     for method in ("separate", "fedamp"):
         runs = [run for run in results.runs if run.summary["method"] == method]
@@ -220,7 +219,7 @@ def test_newcomers_stand_beside_known_clients_in_table_and_report(tmp_path):
         means = [run.rounds[-1]["models"][headline]["mean"] for run in runs]
         assert served[f"{method}:{headline}"].newcomers.mean == pytest.approx(sum(means) / 2)
     known = {client for run in results.runs for client in run.summary["clients"]}
-    joining = worth_joining(results.runs)
+    joining = results.worth_joining()
     assert {silo.client for silo in joining.silos} == known
     for silo in joining.silos:
         runs = [run for run in results.runs if run.summary["method"] == "separate"]

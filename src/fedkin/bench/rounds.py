@@ -18,6 +18,7 @@ from ..data.federation import Federation
 from ..engines.simulation import Interrupted, Listener, Simulation
 from ..engines.start import prepare
 from ..errors import FedkinError
+from ..evidence.records import Line
 from ..runs.folder import Writer
 from ..studies import compare
 from ..studies import demo as demonstration
@@ -72,11 +73,11 @@ def carried_out(
     ends: list[float] = []
     scores: dict[str, list[float]] = {}
 
-    def on_round(record: dict[str, Any]) -> None:
+    def on_round(record: Line) -> None:
         settle(device)
         ends.append(time.perf_counter())
-        for name, model in record["models"].items():
-            scores.setdefault(name, []).append(model["mean"])
+        for name, model in record.models.items():
+            scores.setdefault(name, []).append(float("nan") if model.mean is None else model.mean)
 
     listener = Listener(on_round=on_round, stop=lambda: len(ends) >= rounds)
     with tempfile.TemporaryDirectory() as folder:
@@ -269,7 +270,7 @@ def demo(plan: Plan) -> list[Row]:
             out=Path(folder) / "runs",
         )
         wall = time.perf_counter() - started
-        computing = sum(run.summary["seconds"] for run in results.runs)
+        computing = sum(run.summary.seconds or 0.0 for run in results.runs)
     return [
         {
             "workload": "fedkin demo",

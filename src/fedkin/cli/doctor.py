@@ -45,6 +45,6 @@ def _small_run() -> Check:
     try:
         with tempfile.TemporaryDirectory() as folder:
             done = run.run(method="fedamp", rounds=2, data={"split": "relabelled"}, out=Path(folder) / "run")
-            return Check("a small run", f"two rounds of FedAMP on digits in {done.summary['seconds']:.1f} s")
+            return Check("a small run", f"two rounds of FedAMP on digits in {done.summary.seconds:.1f} s")
     except Exception as error:  # a doctor reports, whatever it is
         return Check("a small run", f"failed: {type(error).__name__}: {error}", False)

@@ -17,6 +17,7 @@ from ..engines import start
 from ..engines.simulation import Interrupted, Listener
 from ..errors import FedkinError
 from ..evidence import comparison
+from ..evidence.records import Line
 from ..runs import options
 from ..runs.config import Config, merge, read_toml
 from ..studies import compare as comparing
@@ -61,8 +62,9 @@ def demo(
         notes=["Under label skew alone the picture is another: see docs/when-collaboration-pays.md."],
     )
     show_comparison(results)
-    kin = [r.summary["collaboration"]["within_group"] for r in results.runs if r.summary["method"] == "fedamp"]
-    out.print(f"\nFedAMP was not told the groups; at least {min(kin):.1%} of its attention went to the right one.")
+    kin = [r.summary.collaboration for r in results.runs if r.summary.method == "fedamp"]
+    least = min(each.within_group for each in kin if each and each.within_group is not None)
+    out.print(f"\nFedAMP was not told the groups; at least {least:.1%} of its attention went to the right one.")
     out.print(f"Report: [bold]{where.resolve()}[/]  (open it in a browser)")
     out.print(
         "Where groups do not disagree, broad collaboration pays instead: docs/when-collaboration-pays.md, or\n"
@@ -311,9 +313,9 @@ def _progress(total: int) -> Iterator[Callable[[str], Listener]]:
                 err.print(f"[{done + 1}/{total}] {label}", highlight=False, markup=False)
             done += 1
 
-            def on_round(record: dict[str, Any]) -> None:
+            def on_round(record: Line) -> None:
                 if progress and task is not None:
-                    progress.update(task, note=f"{label}, round {record['round']}")
+                    progress.update(task, note=f"{label}, round {record.round}")
 
             def on_warning(sentence: str) -> None:
                 if sentence not in heard:  # methods and seeds have much in common

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -21,10 +20,12 @@ from ..data import short
 from ..engines.assembly import Assembly
 from ..engines.capacity import threads
 from ..engines.simulation import Interrupted, Listener
-from ..evidence import comparison, references
+from ..evidence import references
 from ..evidence.crossed import Crossed
 from ..evidence.estimates import Estimate
+from ..evidence.findings import Findings
 from ..evidence.levels import Span
+from ..evidence.records import Line
 from ..studies import compare
 from ..studies.run import Run
 from ..studies.tune import Tuned
@@ -50,12 +51,12 @@ def show_comparison(results: compare.Results) -> None:
     """The table in the terminal; the same rows as in the report."""
     from ..report.words import finding, metric_name, p_text, plural, score_text
 
-    rows = results.rows()
-    metric = results.runs[0].summary["metric"]
+    found = results.findings
+    rows, metric = found.rows, found.metric
     reference = next((r for r in rows if r.headline), rows[0])
-    pairs = {p: t for t in results.tests() for p in ((t.first, t.second), (t.second, t.first))}
+    pairs = {p: t for t in found.tests() for p in ((t.first, t.second), (t.second, t.first))}
     count = len(reference.seeds)
-    better = "higher" if results.runs[0].summary["higher_is_better"] else "lower"
+    better = "higher" if found.higher_is_better else "lower"
     title = f"Best mean test {metric_name(metric)} over the rounds ({better} is better), {plural(count, 'seed')}"
     table = Table(Column("method:model", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
     for head in ("mean", "worst\nclient", "±\nclients", "±\nseeds", "last", "validated", "p"):
@@ -78,17 +79,17 @@ def show_comparison(results: compare.Results) -> None:
         highlight=False,
     )
     show_references(results)
-    show_newcomers(results.runs)
-    for sentence in finding(results.runs):
+    show_newcomers(found)
+    for sentence in finding(found):
         out.print(sentence, highlight=False)
-    show_joining(results.runs)
+    show_joining(found)
 
 
 def show_references(results: compare.Results) -> None:
     """The rows without federated learning, if any were asked for."""
     from ..report.words import score_text
 
-    lines, metric = references.rows(results.references()), results.runs[0].summary["metric"]
+    lines, metric = references.rows(results.references()), results.findings.metric
     if lines:
         title = "For comparison, without federated learning"
         table = Table(Column("row", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
@@ -100,20 +101,19 @@ def show_references(results: compare.Results) -> None:
         out.print(table)
 
 
-def show_joining(runs: list[Run]) -> None:
+def show_joining(findings: Findings) -> None:
     """Whether it was worth joining: a table where silos are few, and what they come to."""
     from ..report.words import (
         estimate_text,
         gain_text,
         is_share,
-        joined,
         joining_sentence,
         joining_words,
         metric_name,
         score_text,
     )
 
-    found = joined(runs)
+    found = findings.joined
     if found is None:
         return
     if len(found.silos) <= MOST_SILOS:
@@ -144,14 +144,13 @@ def show_joining(runs: list[Run]) -> None:
     out.print(joining_sentence(found), style="bold", highlight=False)
 
 
-def show_newcomers(runs: list[Run]) -> None:
+def show_newcomers(found: Findings) -> None:
     """What clients got that were held out of training, beside those that were not; deviations apart."""
     from ..report.words import metric_name, score_text, signed_text
 
-    served = comparison.newcomers(runs)
+    served, metric = found.newcomers, found.metric
     if not served:
         return
-    metric = runs[0].summary["metric"]
     title = f"Newcomers: test {metric_name(metric)} beside known clients at the end"
     table = Table(Column("method:model", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
     spreads = ("±\nclients", "±\nseeds")
@@ -166,10 +165,10 @@ def show_newcomers(runs: list[Run]) -> None:
         name = f"[bold]{escape(row.name)}[/]" if row.headline else escape(row.name)
         table.add_row(name, *cells, signed_text(row.difference, metric) or "–")
     out.print(table)
-    first = next(run.summary for run in runs if run.summary.get("novel"))
-    names = first["novel"]["clients"]
+    seed, novel = next((run.summary.seed, run.summary.novel) for run in found.runs if run.summary.novel)
+    names = novel.clients
     who = f"{', '.join(names[:8])}{', …' if len(names) > 8 else ''}"
-    out.print(f"Held out of training, {len(names)} clients (seed {first['seed']}): {who}.", highlight=False)
+    out.print(f"Held out of training, {len(names)} clients (seed {seed}): {who}.", highlight=False)
 
 
 def show_run(finished: Run) -> None:
@@ -177,20 +176,20 @@ def show_run(finished: Run) -> None:
 
     summary = finished.summary
     table = Table("model", "best mean", "round", "last", "validated", "± clients")
-    for name, m in summary["models"].items():
-        label = f"[bold]{name}[/]" if name == summary["headline"] else name
-        scores = [score_text(m[k], summary["metric"]) for k in ("bmta", "last", "validated", "std")]
-        at = str(m["bmta_round"]) if m["bmta_round"] <= summary["rounds"] else "final"
+    for name, m in summary.models.items():
+        label = f"[bold]{name}[/]" if name == summary.headline else name
+        scores = [score_text(score, summary.metric) for score in (m.bmta, m.last, m.validated, m.std)]
+        at = str(m.bmta_round) if m.bmta_round <= summary.rounds else "final"
         table.add_row(label, scores[0], at, *scores[1:])
     out.print(table)
-    kin = summary["collaboration"]
-    if kin and kin["within_group"] is not None:
+    kin = summary.collaboration
+    if kin and kin.within_group is not None:
         out.print(
-            f"Within the known groups: {kin['within_group']:.1%} of the attention; "
-            f"groups read off xi agree with adjusted Rand index {kin['adjusted_rand']:.2f}.",
+            f"Within the known groups: {kin.within_group:.1%} of the attention; "
+            f"groups read off xi agree with adjusted Rand index {kin.adjusted_rand:.2f}.",
             highlight=False,
         )
-    show_newcomers([finished])
+    show_newcomers(Findings([finished]))
     out.print(f"Run: [bold]{finished.path}[/]   Report: fedkin report {finished.path}", soft_wrap=True)
 
 
@@ -223,14 +222,14 @@ def listening(rounds: int, path: Path) -> Iterator[Listener]:
                 highlight=False,
             )
 
-        def on_round(record: dict[str, Any]) -> None:
-            means = {name: m["mean"] for name, m in record["models"].items()}
+        def on_round(record: Line) -> None:
+            means = {name: model.mean for name, model in record.models.items()}
             note = "  ".join(f"{name} {'–' if mean is None else f'{mean:#.4g}'}" for name, mean in means.items())
             if progress and task is not None:
-                progress.update(task, completed=min(record["round"], rounds), note=note)
-            elif record["round"] % every == 0 or record.get("final"):
-                what = "final" if record.get("final") else f"round {record['round']}/{rounds}"
-                err.print(f"{what}  {note}  {record['seconds']:.2f} s", highlight=False)
+                progress.update(task, completed=min(record.round, rounds), note=note)
+            elif record.round % every == 0 or record.final:
+                what = "final" if record.final else f"round {record.round}/{rounds}"
+                err.print(f"{what}  {note}  {record.seconds:.2f} s", highlight=False)
 
         try:
             yield Listener(on_start, on_round, lambda sentence: err.print(sentence, style="yellow"), stop)
@@ -279,7 +278,7 @@ def show_tuned(tuned: Tuned) -> None:
     from ..report.words import metric_name, score_text
     from ..runs.options import word
 
-    metric = tuned.best.run.summary["metric"]
+    metric = tuned.best.run.summary.metric
     title = f"Best mean validation {metric_name(metric)} over the rounds"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
     for head in (*tuned.grid, "validation", "round", "test"):
@@ -304,7 +303,7 @@ def show_levels(levels: Levels) -> None:
     from ..report.words import is_share, metric_name, score_text
     from ..runs.options import word
 
-    metric = levels.levels[0].runs[0].summary["metric"]
+    metric = levels.levels[0].findings.metric
     unit = " in %" if is_share(metric) else ""
 
     def told(first: Span | None, second: Span | None) -> str:

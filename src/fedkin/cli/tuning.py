@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ..engines.simulation import Interrupted, Listener
+from ..evidence.records import Line
 from ..runs import options
 from ..studies import tune as tuning
 from .app import FREE, Jobs, Words, app
@@ -56,10 +57,10 @@ def _carried_out(plan: tuning.Plan, jobs: int) -> tuning.Tuned:
         warned: set[str] = set()
 
         def listener(name: str) -> Listener:
-            def on_round(record: dict[str, Any]) -> None:
+            def on_round(record: Line) -> None:
                 if progress and task is not None:
-                    progress.update(task, advance=1, note=f"round {record['round']}")
-                elif record.get("final"):
+                    progress.update(task, advance=1, note=f"round {record.round}")
+                elif record.final:
                     err.print(f"{name}: done", highlight=False)
 
             def on_warning(sentence: str) -> None:

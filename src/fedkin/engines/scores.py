@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..base.weights import Layout
 from ..evidence.outputs import CHOSEN, MOST_BYTES, Outputs
+from ..evidence.records import ModelScores, Validation
 from ..runs.folder import Writer
 from ..training.evaluation import Model, Predictor, all_outputs, evaluate, evaluate_all
 from .assembly import Assembly
@@ -55,18 +56,19 @@ class Scores:
                     rows = a.problem.initial.expand(len(missing), -1)
                     vector[missing] = evaluate(a.execution, samples.take(missing), rows, a.problem.task.metric)
 
-    def table(self, start: int, stop: int) -> dict[str, Any]:
+    def table(self, start: int, stop: int) -> dict[str, ModelScores]:
         """For each model its mean, deviation and vector over clients start to stop, and the same of validation."""
         table = {}
         for name, vector in self.test.items():
             test, held = vector[start:stop], self.validation[name][start:stop]
             seen, present = held[~held.isnan()], test[~test.isnan()]
-            table[name] = {
-                "mean": float(present.mean()) if len(present) else None,
-                "std": float(present.std(correction=0)) if len(present) else None,
-                "clients": test.tolist(),
-                "validation": {"mean": float(seen.mean()), "clients": held.tolist()} if len(seen) else None,
-            }
+            own = Validation(mean=float(seen.mean()), clients=tuple(held.tolist())) if len(seen) else None
+            table[name] = ModelScores(
+                mean=float(present.mean()) if len(present) else None,
+                std=float(present.std(correction=0)) if len(present) else None,
+                clients=tuple(test.tolist()),
+                validation=own,
+            )
         return table
 
     def best_model(self, client: int) -> str:

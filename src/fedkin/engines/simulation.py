@@ -16,6 +16,7 @@ from ..base import machine, mapped_rows, streams
 from ..base.state import Memory, Message, State, Upload
 from ..base.wording import first_line
 from ..errors import FedkinError
+from ..evidence.records import Execution, Line, Novel
 from ..methods._method import Method
 from ..methods._problem import Problem
 from ..runs.checkpoint import Checkpoint
@@ -48,7 +49,7 @@ class Listener:
     """What a run tells while it goes on; the default says nothing."""
 
     on_start: Callable[[Assembly], None] = lambda assembly: None
-    on_round: Callable[[dict[str, Any]], None] = lambda record: None
+    on_round: Callable[[Line], None] = lambda record: None
     on_warning: Callable[[str], None] = lambda sentence: None
     stop: Callable[[], bool] = lambda: False
 
@@ -197,20 +198,20 @@ class Simulation:
         how = self._how()
         self.writer.summary(summarise(self.writer.path, self.a, closing, novel, self.peak.bytes(), how))
 
-    def _how(self) -> dict[str, Any]:
+    def _how(self) -> Execution:
         """How clients were run, for the summary: each choice with its reason."""
         at_once = self.room or Room(len(self.a.problem), "nobody has trained")
-        return {
-            "way": self.a.execution.name,
-            "reason": self.reason,
-            "precision": self.config.precision,
-            "weights": self.config.weights,
-            "trouble": self.a.execution.trouble,
-            "clients_at_once": min(at_once.clients, len(self.a.problem)),
-            "clients_at_once_reason": at_once.reason,
-            "threads": self.threads[0],
-            "threads_reason": self.threads[1],
-        }
+        return Execution(
+            way=self.a.execution.name,
+            reason=self.reason,
+            precision=self.config.precision,
+            weights=self.config.weights,
+            trouble=self.a.execution.trouble,
+            clients_at_once=min(at_once.clients, len(self.a.problem)),
+            clients_at_once_reason=at_once.reason,
+            threads=self.threads[0],
+            threads_reason=self.threads[1],
+        )
 
     def _round(self, round: int) -> Requests[None]:
         started, self.idle, peak = time.perf_counter(), 0.0, machine.Watermark(self.a.device)
@@ -245,10 +246,10 @@ class Simulation:
                 seconds=time.perf_counter() - started - self.idle,
                 bytes_down=bytes_down,
                 bytes_up=bytes_up,
-                participants=[self.problem.names[c] for c in clients],
+                participants=tuple(self.problem.names[c] for c in clients),
                 train_loss=loss,
-                diverged=[self.problem.names[c] for c in diverged],
-                **({"peak_bytes": peak.bytes()} if self.a.device.type == "cuda" else {}),
+                diverged=tuple(self.problem.names[c] for c in diverged),
+                peak_bytes=peak.bytes() if self.a.device.type == "cuda" else None,
             )
 
     # ---- the parts of a round ----
@@ -456,18 +457,17 @@ class Simulation:
 
     # ---- what is written ----
 
-    def _record(self, round: int, xi: Tensor | None, **facts: Any) -> dict[str, Any]:
+    def _record(self, round: int, xi: Tensor | None, **facts: Any) -> None:
         self.scores.fill(len(self.problem))
-        record: dict[str, Any] = {"round": round, **facts, "models": self.scores.table(0, len(self.problem))}
+        record = Line(round=round, **facts, models=self.scores.table(0, len(self.problem)))
         self.writer.line(record)
-        score = record["models"][self.method.headline]["mean"]
-        better = self.best is None or (score - self.best[1]) * self.scores.direction > 0
+        score = record.models[self.method.headline].mean
+        better = score is not None and (self.best is None or (score - self.best[1]) * self.scores.direction > 0)
         if xi is not None:
             self._keep_xi(round, xi, better)
-        if better:
+        if better and score is not None:
             self.best = (round, score)
         self.listener.on_round(record)
-        return record
 
     def _keep_xi(self, round: int, xi: Tensor, better: bool) -> None:
         """Every round for up to 200 clients, every tenth beyond; the best and the last always."""
@@ -486,15 +486,14 @@ class Simulation:
         hand_out = HandOut(self.scores, self.writer)
         names = self._score(everyone, mail, round, hand_out)
         xi = self.server.xi if "xi" in self.server else None
-        facts = {"bytes_down": mail.bytes, "bytes_up": 0, "participants": []}
         seconds = time.perf_counter() - started - hand_out.seconds
-        self._record(round, xi, seconds=seconds, **facts, train_loss=None, diverged=[], final=True)
+        self._record(round, xi, seconds=seconds, bytes_down=mail.bytes, final=True)
         hand_out.end()
         return names
 
     # ---- newcomers ----
 
-    def _newcomers(self) -> Requests[dict[str, Any]]:
+    def _newcomers(self) -> Requests[Novel]:
         """Newcomers find their place: `newcomer_rounds` exchanges with the server, then a closing one in which they
         download and train. Known clients keep the weights they had. All methods give newcomers the same
         number of local epochs in all."""
@@ -523,10 +522,10 @@ class Simulation:
         yield from self._train(newcomers, mail, last, epochs=epochs)
         self._score(newcomers, mail, last, HandOut(self.scores, self.writer))
         record = self._record_novel(last, known)
-        return {"clients": list(self.problem.names[known:]), "models": record["models"]}
+        return Novel(clients=self.problem.names[known:], models=record.models)
 
-    def _record_novel(self, round: int, known: int) -> dict[str, Any]:
-        record = {"round": round, "novel": True, "models": self.scores.table(known, len(self.problem))}
+    def _record_novel(self, round: int, known: int) -> Line:
+        record = Line(round=round, novel=True, models=self.scores.table(known, len(self.problem)))
         self.writer.line(record)
         return record
 

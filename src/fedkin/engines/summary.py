@@ -6,13 +6,13 @@ import platform
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from .. import data
 from ..base.machine import device_name
+from ..evidence.records import Collaboration, Execution, ModelSummary, Novel, Summary
 from ..maths import statistics
 from ..runs.folder import read_lines
 from .assembly import Assembly
@@ -22,58 +22,58 @@ def summarise(
     path: Path,
     a: Assembly,
     closing: Sequence[str],
-    novel: dict[str, Any] | None,
+    novel: Novel | None,
     peak_bytes: int,
-    execution: dict[str, Any],
-) -> dict[str, Any]:
+    execution: Execution,
+) -> Summary:
     """The summary of a run from its rounds.jsonl and the last xi. `closing`: the names of its models; `execution`: how
     clients were run."""
-    lines = [r for r in read_lines(path / "rounds.jsonl") if not r.get("novel")]
+    lines = [line for line in read_lines(path / "rounds.jsonl") if not line.novel]
     problem, config, metric = a.known_problem(), a.config, a.problem.task.metric
     higher = metric.higher_is_better
     models = {}
     for name in closing:
-        test = np.array([r["models"][name]["clients"] for r in lines], dtype=np.float64)
-        held = [(r["models"][name]["validation"] or {}).get("clients") for r in lines]
-        validation = None if any(h is None for h in held) else np.array(held, dtype=np.float64)
+        test = np.array([line.models[name].clients for line in lines], dtype=np.float64)
+        held = [v.clients for line in lines if (v := line.models[name].validation) is not None]
+        validation = None if len(held) < len(lines) else np.array(held, dtype=np.float64)
         at, best = statistics.best_mean(test, higher)
-        models[name] = {
-            "bmta": best,
-            "bmta_round": lines[at]["round"],
-            "last": statistics.last(test),
-            "last10": statistics.last10(test),
-            "validated": statistics.validated(test, validation, higher),
-            "std": float(np.nanstd(test[at])),
-        }
-    return {
-        "method": config.method,
-        "data": data.short(config.data.name),
-        "split": config.data.split,
-        "seed": config.seed,
-        "rounds": config.rounds,
-        "clients": list(problem.names),
-        "groups": None if problem.groups is None else problem.groups.tolist(),
-        "samples": problem.samples.tolist(),
-        "corrupted": [c.name for c in a.federation.clients if c.corrupted],
-        "metric": metric.name,
-        "higher_is_better": higher,
-        "headline": a.method.headline,
-        "models": models,
-        "collaboration": _collaboration(path, a, models[a.method.headline]["bmta_round"]),
-        "novel": novel,
-        "bytes_down": sum(r["bytes_down"] for r in lines),
-        "bytes_up": sum(r["bytes_up"] for r in lines),
-        "seconds": sum(r["seconds"] for r in lines),
-        "peak_bytes": peak_bytes,
-        "parameters": problem.layout.parameters,
-        "execution": execution,
-        "versions": versions(),
-        "commit": commit(),
-        "device": device_name(a.device),
-    }
+        models[name] = ModelSummary(
+            bmta=best,
+            bmta_round=lines[at].round,
+            last=statistics.last(test),
+            last10=statistics.last10(test),
+            validated=statistics.validated(test, validation, higher),
+            std=float(np.nanstd(test[at])),
+        )
+    return Summary(
+        method=config.method,
+        data=data.short(config.data.name),
+        split=config.data.split,
+        seed=config.seed,
+        rounds=config.rounds,
+        clients=problem.names,
+        groups=None if problem.groups is None else tuple(problem.groups.tolist()),
+        samples=tuple(problem.samples.tolist()),
+        corrupted=tuple(c.name for c in a.federation.clients if c.corrupted),
+        metric=metric.name,
+        higher_is_better=higher,
+        headline=a.method.headline,
+        models=models,
+        collaboration=_collaboration(path, a, models[a.method.headline].bmta_round),
+        novel=novel,
+        bytes_down=sum(line.bytes_down for line in lines),
+        bytes_up=sum(line.bytes_up for line in lines),
+        seconds=sum(line.seconds for line in lines),
+        peak_bytes=peak_bytes,
+        parameters=problem.layout.parameters,
+        execution=execution,
+        versions=versions(),
+        commit=commit(),
+        device=device_name(a.device),
+    )
 
 
-def _collaboration(path: Path, a: Assembly, best: int) -> dict[str, Any] | None:
+def _collaboration(path: Path, a: Assembly, best: int) -> Collaboration | None:
     """How much of xi stays within the known groups, and how well the groups read off it agree, at the best round.
 
     None where every client is a group of its own, as there is nothing to agree with.
@@ -85,11 +85,11 @@ def _collaboration(path: Path, a: Assembly, best: int) -> dict[str, Any] | None:
     at = min(recorded, key=lambda f: abs(int(f.stem.removeprefix("round-")) - best))
     xi = np.load(at, allow_pickle=False)
     known = groups.tolist()
-    return {
-        "within_group": statistics.within_group_share(xi, known),
-        "adjusted_rand": statistics.adjusted_rand(statistics.kin(xi), known),
-        "round": int(at.stem.removeprefix("round-")),
-    }
+    return Collaboration(
+        within_group=statistics.within_group_share(xi, known),
+        adjusted_rand=statistics.adjusted_rand(statistics.kin(xi), known),
+        round=int(at.stem.removeprefix("round-")),
+    )
 
 
 def versions() -> dict[str, str]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from ..maths import statistics
 from ..maths.statistics import Comparison
 from .outputs import Outputs
+from .records import Line, Summary
 
 ALONE = "separate"
 ORACLE = "groups"
@@ -33,17 +34,23 @@ class Run(Protocol):
     @property
     def path(self) -> Path: ...
     @property
-    def summary(self) -> Mapping[str, Any]: ...
+    def summary(self) -> Summary: ...
     @property
     def config(self) -> Mapping[str, Any]: ...
     @property
-    def rounds(self) -> Sequence[Mapping[str, Any]]: ...
+    def rounds(self) -> Sequence[Line]: ...
     @property
     def recorded(self) -> Sequence[int]: ...
     @property
     def graph(self) -> NDArray[Any] | None: ...
     def collaboration(self, round: int | None = None) -> NDArray[Any] | None: ...
     def outputs(self, client: str | None = None) -> Outputs | None: ...
+
+
+Members = Mapping[str, Sequence[Run]]
+"""{method: its runs by seed}, as `by_method` gives it."""
+Name = tuple[str, str]
+"""A method and one of its models."""
 
 
 @dataclass(frozen=True)
@@ -84,39 +91,6 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Spread:
-    """A mean over clients, then over seeds; the deviations as in a `Row`, over clients and over seeds apart."""
-
-    mean: float
-    std_clients: float
-    std_seeds: float | None
-
-
-@dataclass(frozen=True)
-class Served:
-    """What a `method:model` gave to newcomers, beside what known clients had at the closing exchange.
-
-    `known` is None for a way of serving that newcomers alone are given. counts: newcomers in each seed.
-    """
-
-    method: str
-    model: str
-    headline: bool
-    known: Spread | None
-    newcomers: Spread
-    counts: tuple[int, ...]
-
-    @property
-    def name(self) -> str:
-        return f"{self.method}:{self.model}"
-
-    @property
-    def difference(self) -> float:
-        """Newcomers less known clients; NaN where no known client has that model."""
-        return self.newcomers.mean - self.known.mean if self.known else float("nan")
-
-
-@dataclass(frozen=True)
 class Curve:
     """Mean over clients by round, each (rounds,): the mean over seeds, and the lowest and highest seed."""
 
@@ -126,69 +100,112 @@ class Curve:
     high: NDArray[np.float64]
 
 
-def rows(runs: Sequence[Run]) -> list[Row]:
+@dataclass(frozen=True)
+class Scored:
+    """A model of one run. table: (rounds, clients) on test data, the closing exchange included, lines about newcomers
+    left out; `best` is the row of it with the best mean over clients, and `mean` that mean."""
+
+    run: Run
+    model: str
+    rounds: tuple[int, ...]
+    table: NDArray[np.float64]
+    best: int
+    mean: float
+
+    @property
+    def seed(self) -> int:
+        return self.run.summary.seed
+
+    @property
+    def at_best(self) -> dict[str, float]:
+        """{client: score} at the run's own best round."""
+        return dict(zip(self.run.summary.clients, self.table[self.best].tolist(), strict=True))
+
+    @property
+    def validated(self) -> float | None:
+        """The mean at the round that validation data choose; None without them."""
+        lines = _lines(self.run, self.model)
+        held = [part.clients for line in lines if (part := line.models[self.model].validation) is not None]
+        if len(held) == len(lines):
+            table = np.array(held, dtype=np.float64)
+            value = statistics.validated(self.table, table, self.run.summary.higher_is_better)
+            if value is not None:
+                return value
+        return self.run.summary.models[self.model].validated
+
+
+def scored(members: Members) -> dict[Name, list[Scored]]:
+    """{(method, model): that model of each seed}, of the models that all seeds have."""
+    return {
+        (method, model): [_scored(run, model) for run in runs]
+        for method, runs in members.items()
+        for model in runs[0].summary.models
+        if all(model in run.summary.models for run in runs)
+    }
+
+
+def _scored(run: Run, model: str) -> Scored:
+    lines = _lines(run, model)
+    table = np.array([line.models[model].clients for line in lines], dtype=np.float64)
+    if not table.size:
+        raise ValueError(f"The run in {run.path} has no finished round with scores of the model {model!r}.")
+    best, mean = statistics.best_mean(table, run.summary.higher_is_better)
+    return Scored(run, model, tuple(line.round for line in lines), table, best, mean)
+
+
+def _lines(run: Run, model: str) -> list[Line]:
+    return [line for line in run.rounds if not line.novel and model in line.models]
+
+
+def rows(found: Mapping[Name, Sequence[Scored]], higher: bool) -> list[Row]:
     """The table: headline models first, the best mean at the top, then the methods' other models likewise."""
-    table = [_row(method, model, members) for method, members in by_method(runs).items() for model in _models(members)]
-    higher = higher_is_better(runs)
+    table = [_row(*name, seeds) for name, seeds in found.items()]
     return sorted(table, key=lambda row: (not row.headline, -row.bmta if higher else row.bmta))
 
 
-def _row(method: str, model: str, members: Sequence[Run]) -> Row:
-    higher = higher_is_better(members)
-    tables = [scores(run, model) for run in members]
-    best = [statistics.best_mean(table, higher) for table in tables]
-    clients = [table[index] for table, (index, _) in zip(tables, best, strict=True)]
-    means = np.array([mean for _, mean in best])
-    chosen = [_validated(run, model) for run in members]
+def _row(method: str, model: str, seeds: Sequence[Scored]) -> Row:
+    first = seeds[0].run.summary
+    clients = [seed.table[seed.best] for seed in seeds]
+    means = np.array([seed.mean for seed in seeds])
+    chosen = [seed.validated for seed in seeds]
     known = [value for value in chosen if value is not None]
     return Row(
         method=method,
         model=model,
-        headline=model == members[0].summary["headline"],
+        headline=model == first.headline,
         bmta=float(means.mean()),
-        worst=float(np.mean([np.nanmin(c) if higher else np.nanmax(c) for c in clients])),
+        worst=float(np.mean([np.nanmin(c) if first.higher_is_better else np.nanmax(c) for c in clients])),
         std_clients=float(np.mean([np.nanstd(c) for c in clients])),
         std_seeds=float(means.std(ddof=1)) if len(means) > 1 else None,
-        last=float(np.mean([statistics.last(table) for table in tables])),
-        last10=float(np.mean([statistics.last10(table) for table in tables])),
+        last=float(np.mean([statistics.last(seed.table) for seed in seeds])),
+        last10=float(np.mean([statistics.last10(seed.table) for seed in seeds])),
         validated=float(np.mean(known)) if len(known) == len(chosen) else None,
-        seeds=tuple(int(run.summary["seed"]) for run in members),
+        seeds=tuple(seed.seed for seed in seeds),
     )
 
 
-def _validated(run: Run, model: str) -> float | None:
-    parts = [line["models"][model].get("validation") for line in _lines(run, model)]
-    if all(parts):
-        table = np.array([part["clients"] for part in parts], dtype=np.float64)
-        value = statistics.validated(scores(run, model), table, higher_is_better([run]))
-        if value is not None:
-            return value
-    stated = run.summary["models"][model].get("validated")
-    return None if stated is None else float(stated)
-
-
-def tests(runs: Sequence[Run], reference: str | None = None) -> list[Pair]:
+def tests(table: Sequence[Row], found: Mapping[Name, Sequence[Scored]], reference: str | None = None) -> list[Pair]:
     """Wilcoxon's test for every pair of headline rows, the better mean first; Holm over all pairs returned.
 
     With a reference (`method` or `method:model`) only the pairs with it, and then it comes first. A pair of scores
     is a client of a seed that both methods were run with; two methods without such a seed are not tested.
     """
-    table = [row for row in rows(runs) if row.headline]
-    pairs = list(combinations(table, 2))
+    headlines = [row for row in table if row.headline]
+    pairs = list(combinations(headlines, 2))
     if reference is not None:
-        chosen = find_row(table, reference)
-        pairs = [(chosen, row) for row in table if row is not chosen]
-    members = by_method(runs)
-    found: list[tuple[str, str, tuple[int, ...], Comparison]] = []
+        chosen = find_row(headlines, reference)
+        pairs = [(chosen, row) for row in headlines if row is not chosen]
+    tested: list[tuple[str, str, tuple[int, ...], Comparison]] = []
     for first, second in pairs:
-        matched = list(_matched(members[first.method], first.model, members[second.method], second.model))
+        own = found[first.method, first.model]
+        matched = list(_matched(own, found[second.method, second.model]))
         if matched:
             a, b = (np.concatenate([vectors[side] for _, vectors in matched]) for side in (0, 1))
-            result = statistics.wilcoxon(a, b, higher_is_better(runs))
-            found.append((first.name, second.name, tuple(seed for seed, _ in matched), result))
-    two_sided = statistics.holm([result.two_sided for *_, result in found])
-    greater = statistics.holm([result.greater for *_, result in found])
-    return [Pair(*pair, float(p), float(g)) for pair, p, g in zip(found, two_sided, greater, strict=True)]
+            result = statistics.wilcoxon(a, b, own[0].run.summary.higher_is_better)
+            tested.append((first.name, second.name, tuple(seed for seed, _ in matched), result))
+    two_sided = statistics.holm([result.two_sided for *_, result in tested])
+    greater = statistics.holm([result.greater for *_, result in tested])
+    return [Pair(*pair, float(p), float(g)) for pair, p, g in zip(tested, two_sided, greater, strict=True)]
 
 
 def find_row(table: Sequence[Row], reference: str) -> Row:
@@ -201,154 +218,75 @@ def find_row(table: Sequence[Row], reference: str) -> Row:
 
 
 def _matched(
-    a: Sequence[Run], model_a: str, b: Sequence[Run], model_b: str
+    a: Sequence[Scored], b: Sequence[Scored]
 ) -> Iterator[tuple[int, tuple[NDArray[np.float64], NDArray[np.float64]]]]:
     """For each seed of both: the scores of the clients of both, in one order."""
-    others = {run.summary["seed"]: run for run in b}
-    for run in a:
-        other = others.get(run.summary["seed"])
-        if other is not None:
-            first, second = at_best(run, model_a), at_best(other, model_b)
+    others = {each.seed: each for each in b}
+    for each in a:
+        if each.seed in others:
+            first, second = each.at_best, others[each.seed].at_best
             names = [name for name in first if name in second]
             if names:
-                vectors = np.array([first[n] for n in names]), np.array([second[n] for n in names])
-                yield int(run.summary["seed"]), vectors
+                yield each.seed, (np.array([first[n] for n in names]), np.array([second[n] for n in names]))
 
 
-def worse_than_alone(runs: Sequence[Run]) -> dict[str, list[tuple[str, float, float]]]:
-    """For each headline row but `separate`: the clients for whom joining was worse, as (client, alone, joined).
-
-    Means over the seeds that the method shares with `separate`. Without `separate` among the runs, or a shared seed,
-    there is nothing to say and the row is absent.
-    """
-    higher = higher_is_better(runs)
-    worse: dict[str, list[tuple[str, float, float]]] = {}
-    for row, (alone, joined) in joining(runs).items():
-        gains = {name: round((joined[name] - alone[name]) * (1 if higher else -1), 6) for name in joined}
-        worse[row] = [(name, alone[name], joined[name]) for name in joined if gains[name] < 0]
-    return worse
+Both = dict[str, tuple[dict[str, float], dict[str, float]]]
+"""For a row {client: alone} and {client: joined}."""
 
 
-def newcomers(runs: Sequence[Run]) -> list[Served]:
-    """What newcomers got from each `method:model`: the method that serves them best first, its headline model on top.
-
-    Seeds without newcomers are left out. A way of serving that newcomers alone are given has no known clients.
-    """
-    sign = -1 if higher_is_better(runs) else 1
-    served: list[list[Served]] = []
-    for method, members in by_method(runs).items():
-        held = [run for run in members if run.summary.get("novel")]
-        own = [_served(method, model, held) for model in (held[0].summary["novel"]["models"] if held else ())]
-        served.append(sorted(own, key=lambda each: (not each.headline, _rank(each, sign))))
-    served.sort(key=lambda own: _rank(own[0], sign) if own else np.inf)
-    return [each for own in served for each in own]
-
-
-def _served(method: str, model: str, held: Sequence[Run]) -> Served:
-    tables = [run.summary["novel"]["models"][model]["clients"] for run in held]
-    known = all(model in run.summary["models"] for run in held)
-    return Served(
-        method=method,
-        model=model,
-        headline=model == held[0].summary["headline"],
-        known=_spread([scores(run, model)[-1] for run in held]) if known else None,
-        newcomers=_spread([np.array(table, dtype=np.float64) for table in tables]),
-        counts=tuple(len(table) for table in tables),
-    )
-
-
-def _spread(clients: Sequence[NDArray[np.float64]]) -> Spread:
-    """clients: for each seed its clients' scores; a seed in which none has one is left out."""
-    scored = [each for each in clients if not np.isnan(each).all()]
-    if not scored:
-        return Spread(float("nan"), float("nan"), None)
-    means = np.array([np.nanmean(each) for each in scored])
-    return Spread(
-        mean=float(means.mean()),
-        std_clients=float(np.mean([np.nanstd(each) for each in scored])),
-        std_seeds=float(means.std(ddof=1)) if len(means) > 1 else None,
-    )
-
-
-def _rank(served: Served, sign: int) -> float:
-    mean = served.newcomers.mean
-    return np.inf if np.isnan(mean) else sign * mean
-
-
-def sides(runs: Sequence[Run]) -> tuple[str, str] | None:
-    """What to call clients that were left alone and those that were hit; None where nobody was."""
-    kinds = {run.config["corruption"]["kind"] for run in runs if run.summary.get("corrupted")}
-    return None if not kinds else ("clean", "hit") if "dirty" in kinds else ("benign", "attacked")
-
-
-def joining(runs: Sequence[Run]) -> dict[str, tuple[dict[str, float], dict[str, float]]]:
+def joining(table: Sequence[Row], found: Mapping[Name, Sequence[Scored]]) -> Both:
     """For each headline row but `separate`: {client: alone} and {client: joined}, means over the shared seeds."""
-    table, members = [row for row in rows(runs) if row.headline], by_method(runs)
-    lonely = next((row for row in table if members[row.method][0].summary["method"] == ALONE), None)
-    result: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
-    for row in table:
-        if lonely is None or members[row.method][0].summary["method"] == ALONE:
+    headlines = {row: found[row.method, row.model] for row in table if row.headline}
+    lonely = next((seeds for seeds in headlines.values() if seeds[0].run.summary.method == ALONE), None)
+    result: Both = {}
+    for row, seeds in headlines.items():
+        if lonely is None or seeds[0].run.summary.method == ALONE:
             continue
-        shared = set(row.seeds) & set(lonely.seeds)
-        alone = client_scores([r for r in members[lonely.method] if r.summary["seed"] in shared], lonely.model)
-        joined = client_scores([r for r in members[row.method] if r.summary["seed"] in shared], row.model)
+        shared = set(row.seeds) & {each.seed for each in lonely}
+        alone, joined = (client_scores([each for each in side if each.seed in shared]) for side in (lonely, seeds))
         names = [name for name in joined if name in alone]
         if names:
             result[row.name] = {name: alone[name] for name in names}, {name: joined[name] for name in names}
     return result
 
 
-def client_scores(members: Sequence[Run], model: str) -> dict[str, float]:
+def worse_than_alone(both: Both, higher: bool) -> dict[str, list[tuple[str, float, float]]]:
+    """For each headline row but `separate`: the clients for whom joining was worse, as (client, alone, joined).
+
+    Means over the seeds that the method shares with `separate`. Without `separate` among the runs, or a shared seed,
+    there is nothing to say and the row is absent.
+    """
+    worse: dict[str, list[tuple[str, float, float]]] = {}
+    for row, (alone, joined) in both.items():
+        gains = {name: round((joined[name] - alone[name]) * (1 if higher else -1), 6) for name in joined}
+        worse[row] = [(name, alone[name], joined[name]) for name in joined if gains[name] < 0]
+    return worse
+
+
+def sides(runs: Sequence[Run]) -> tuple[str, str] | None:
+    """What to call clients that were left alone and those that were hit; None where nobody was."""
+    kinds = {run.config["corruption"]["kind"] for run in runs if run.summary.corrupted}
+    return None if not kinds else ("clean", "hit") if "dirty" in kinds else ("benign", "attacked")
+
+
+def client_scores(seeds: Sequence[Scored]) -> dict[str, float]:
     """{client: mean over the seeds of its score at the run's best round}; clients without a score are left out."""
     values: dict[str, list[float]] = {}
-    for run in members:
-        for name, value in at_best(run, model).items():
+    for seed in seeds:
+        for name, value in seed.at_best.items():
             if not np.isnan(value):
                 values.setdefault(name, []).append(value)
     return {name: float(np.mean(each)) for name, each in values.items()}
 
 
-def at_best(run: Run, model: str) -> dict[str, float]:
-    """{client: score} at the run's own best round."""
-    table = scores(run, model)
-    index, _ = statistics.best_mean(table, higher_is_better([run]))
-    return dict(zip(run.summary["clients"], table[index].tolist(), strict=True))
-
-
-def curve(members: Sequence[Run], model: str) -> Curve:
+def curve(seeds: Sequence[Scored]) -> Curve:
     """The mean over clients by round; over the rounds that all seeds have."""
     by_round: list[dict[int, float]] = []
-    for run in members:
-        means = statistics.client_means(scores(run, model)).tolist()
-        by_round.append(dict(zip(round_numbers(run, model), means, strict=True)))
+    for seed in seeds:
+        by_round.append(dict(zip(seed.rounds, statistics.client_means(seed.table).tolist(), strict=True)))
     rounds = sorted(set.intersection(*(set(each) for each in by_round)))
-    values = np.array([[each[k] for k in rounds] for each in by_round]).reshape(len(members), -1)
+    values = np.array([[each[k] for k in rounds] for each in by_round]).reshape(len(seeds), -1)
     return Curve(np.array(rounds, dtype=np.int64), values.mean(axis=0), values.min(axis=0), values.max(axis=0))
-
-
-def scores(run: Run, model: str) -> NDArray[np.float64]:
-    """(rounds, clients) on test data, the closing exchange included and lines about newcomers left out."""
-    table = np.array([line["models"][model]["clients"] for line in _lines(run, model)], dtype=np.float64)
-    if not table.size:
-        raise ValueError(f"The run in {run.path} has no finished round with scores of the model {model!r}.")
-    return table
-
-
-def round_numbers(run: Run, model: str) -> list[int]:
-    """The rounds that `scores` is about."""
-    return [int(line["round"]) for line in _lines(run, model)]
-
-
-def _lines(run: Run, model: str) -> list[Mapping[str, Any]]:
-    return [line for line in run.rounds if not line.get("novel") and model in line["models"]]
-
-
-def _models(members: Sequence[Run]) -> list[str]:
-    return [model for model in members[0].summary["models"] if all(model in run.summary["models"] for run in members)]
-
-
-def higher_is_better(runs: Sequence[Run]) -> bool:
-    return bool(runs[0].summary.get("higher_is_better", True))
 
 
 def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
@@ -358,7 +296,7 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
     """
     if not runs:
         raise ValueError("There is no run to report on.")
-    settings = sorted({f"{_data(r)}, {r.summary['split']}, {r.summary['metric']}" for r in runs})
+    settings = sorted({f"{_data(r)}, {r.summary.split}, {r.summary.metric}" for r in runs})
     if len(settings) > 1:
         raise ValueError(
             "Only runs with the same data, split and metric can be compared, and these differ "
@@ -368,11 +306,11 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
     for run, label in zip(runs, _labels(runs), strict=True):
         found.setdefault(label, []).append(run)
     for label, members in found.items():
-        members.sort(key=lambda run: int(run.summary["seed"]))
+        members.sort(key=lambda run: run.summary.seed)
         for one, other in pairwise(members):
-            if one.summary["seed"] == other.summary["seed"]:
+            if one.summary.seed == other.summary.seed:
                 raise ValueError(
-                    f"{one.path} and {other.path} are both {label} with seed {one.summary['seed']} and the same "
+                    f"{one.path} and {other.path} are both {label} with seed {one.summary.seed} and the same "
                     "settings. Leave one of them out."
                 )
     return found
@@ -381,14 +319,14 @@ def by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def _data(run: Run) -> str:
     """The data's name; of a user's own file with the beginning of its digest, as two files may have one name."""
     digest = flat_settings(run.config).get("data.digest")
-    return f"{run.summary['data']} ({digest[:8]})" if digest else str(run.summary["data"])
+    return f"{run.summary.data} ({digest[:8]})" if digest else run.summary.data
 
 
 def _labels(runs: Sequence[Run]) -> list[str]:
-    labels = [str(run.summary["method"]) for run in runs]
+    labels = [run.summary.method for run in runs]
     for method in dict.fromkeys(labels):
         members = [i for i, label in enumerate(labels) if label == method]
-        if len({runs[i].summary["seed"] for i in members}) == len(members):
+        if len({runs[i].summary.seed for i in members}) == len(members):
             continue
         keys = variations([runs[i] for i in members])
         for i in members if keys else []:

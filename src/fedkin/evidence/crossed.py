@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from . import comparison
+from .findings import Findings
 
 
 @dataclass(frozen=True)
@@ -17,9 +18,9 @@ class Crossing:
     values: dict[str, Any]
     runs: Sequence[comparison.Run]
 
-    @property
-    def metric(self) -> str:
-        return str(self.runs[0].summary["metric"])
+    @cached_property
+    def findings(self) -> Findings:
+        return Findings(self.runs)
 
 
 @dataclass(frozen=True)
@@ -49,5 +50,5 @@ class Crossed:
     @cached_property
     def _rows(self) -> list[CrossedRow]:
         return [
-            CrossedRow(each.values, each.metric, row) for each in self.crossings for row in comparison.rows(each.runs)
+            CrossedRow(each.values, each.findings.metric, row) for each in self.crossings for row in each.findings.rows
         ]

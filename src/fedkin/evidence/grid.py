@@ -57,7 +57,7 @@ class Tuned:
         scored = [t for t in self.trials if t.validation is not None]
         if not scored:
             raise ConfigError("Training diverged at every point of the grid; try smaller learning rates (local.lr).")
-        sign = 1 if scored[0].run.summary["higher_is_better"] else -1
+        sign = 1 if scored[0].run.summary.higher_is_better else -1
         return max(scored, key=lambda t: sign * (t.validation or 0.0))
 
     @property
@@ -69,7 +69,9 @@ class Tuned:
     def test(self) -> float:
         """The chosen point's mean test score in the chosen round."""
         summary = self.best.run.summary
-        return float(summary["models"][summary["headline"]]["validated"])
+        validated = summary.models[summary.headline].validated
+        assert validated is not None, "the point was chosen by its validation score"
+        return validated
 
     def edges(self) -> list[Edge]:
         """Where the grid should grow."""

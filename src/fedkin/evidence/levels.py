@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ..maths import statistics
 from . import comparison
+from .findings import Findings
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,10 @@ class Level:
     value: Any
     runs: Sequence[comparison.Run]
 
+    @cached_property
+    def findings(self) -> Findings:
+        return Findings(self.runs)
+
 
 @dataclass(frozen=True)
 class Levels:
@@ -103,12 +108,10 @@ class Levels:
 
 
 def _rows(level: Level) -> list[LevelRow]:
-    members = comparison.by_method(level.runs)
     rows = []
-    for row in comparison.rows(level.runs):
-        runs = members[row.method]
-        tables = [comparison.scores(run, row.model) for run in runs]
-        best = [statistics.best_mean(table, comparison.higher_is_better(runs))[0] for table in tables]
+    for row in level.findings.rows:
+        seeds = level.findings.seeds(row)
+        runs = [seed.run for seed in seeds]
         rows.append(
             LevelRow(
                 level.setting,
@@ -116,8 +119,8 @@ def _rows(level: Level) -> list[LevelRow]:
                 method=row.method,
                 model=row.model,
                 headline=row.headline,
-                best=_sides(runs, [table[index] for table, index in zip(tables, best, strict=True)]),
-                last=_sides(runs, [table[-1] for table in tables]),
+                best=_sides(runs, [seed.table[seed.best] for seed in seeds]),
+                last=_sides(runs, [seed.table[-1] for seed in seeds]),
                 validated=row.validated,
                 seeds=row.seeds,
             )
@@ -127,7 +130,7 @@ def _rows(level: Level) -> list[LevelRow]:
 
 def _sides(runs: Sequence[comparison.Run], scores: Sequence[NDArray[np.float64]]) -> Sides:
     """scores: for each run (clients,), at the round in question."""
-    hit = [np.isin(run.summary["clients"], run.summary.get("corrupted") or []) for run in runs]
+    hit = [np.isin(run.summary.clients, run.summary.corrupted) for run in runs]
     left = [each[~own] for each, own in zip(scores, hit, strict=True)]
     struck = [each[own] for each, own in zip(scores, hit, strict=True)]
     clean, hurt = (_span(side) if all(map(len, side)) else None for side in (left, struck))

@@ -20,9 +20,10 @@ import torch
 from ..base.task import METRICS, Metric
 from ..errors import FedkinError
 from . import comparison, repeated_samples
-from .comparison import ALONE, ORACLE, Run
+from .comparison import ALONE, ORACLE, Members, Run
 from .estimates import Estimate
 from .outputs import CHOSEN, Outputs
+from .records import ModelScores
 
 GLOBAL = ("fedavg", "global")
 
@@ -124,20 +125,28 @@ class Joining:
         return f"{text}, and for {unclear} the test data are too few to tell." if unclear else f"{text}."
 
 
-def worth_joining(runs: Sequence[Run], metric: str | None = None) -> Joining:
+Best = tuple[str, str]
+"""The joint method that is looked at, and why this one, in words."""
+
+
+def left_alone(members: Members) -> str:
+    """The method under which silos train alone."""
+    for label, runs in members.items():
+        if runs[0].summary.method == ALONE:
+            return label
+    raise JoiningError(f"Whether joining was worth it is seen beside training alone: add the method {ALONE!r}.")
+
+
+def worth_joining(members: Members, best: Best, metric: str | None = None) -> Joining:
     """For each silo, whether the best joint method's model beats its own. `metric`: the runs' own, or any that fits."""
-    members = comparison.by_method(runs)
-    lonely = next((label for label, each in members.items() if each[0].summary["method"] == ALONE), None)
-    if lonely is None:
-        raise JoiningError(f"Whether joining was worth it is seen beside training alone: add the method {ALONE!r}.")
-    method, chosen_by = best_joint(runs)
+    lonely, (method, chosen_by) = left_alone(members), best
     alone, joint = _by_seed(members[lonely]), _by_seed(members[method])
     seeds = tuple(sorted(set(alone) & set(joint)))
     if not seeds:
         raise JoiningError(f"{method} and {lonely} have no seed in common, so their silos cannot be compared.")
     plain = [outputs for seed, outputs in _by_seed(members.get(GLOBAL[0], [])).items() if seed in seeds]
     first, then = [alone[seed] for seed in seeds], [joint[seed] for seed in seeds]
-    measure = _metric(runs, then[0], metric)
+    measure = _metric(members[method][0], then[0], metric)
     clients = _order(members[method], then)
     known = _patients_known([*first, *then, *plain], clients)
     silos = []
@@ -171,29 +180,35 @@ class Scorecard:
     silos: dict[str, dict[str, Estimate]]
 
 
-def scorecard(runs: Sequence[Run]) -> Scorecard:
-    """All metrics of the best joint method's handed-out models; of the only method, if there is but one."""
-    members = comparison.by_method(runs)
-    method, chosen_by = best_joint(runs) if len(members) > 1 else (next(iter(members)), "")
+def scorecard(members: Members, best: Best, answered: Joining | None = None) -> Scorecard:
+    """All metrics of the best joint method's handed-out models. `answered`: what silos were told already of the same
+    models, which is not worked out again."""
+    method, chosen_by = best
     found = _by_seed(members[method])
     seeds = list(found.values())
     clients = _order(members[method], seeds)
     known = _patients_known(seeds, clients)
+    done: dict[str, dict[str, Estimate]] = {}
+    alike = (method, tuple(found), known and len(found) > 1)
+    if answered and (answered.method, answered.seeds, answered.by_patient) == alike:
+        done = {silo.client: {answered.metric: silo.personal} for silo in answered.silos}
     silos = {}
     for client in clients:
-        own = _at(client, seeds, known)
-        silos[client] = {name: repeated_samples.estimate(name, own, CHOSEN) for name in seeds[0].fitting}
+        own, told = _at(client, seeds, known), done.get(client, {})
+        silos[client] = {
+            name: told[name] if name in told else repeated_samples.estimate(name, own, CHOSEN)
+            for name in seeds[0].fitting
+        }
     return Scorecard(method, chosen_by, tuple(found), silos)
 
 
-def best_joint(runs: Sequence[Run]) -> tuple[str, str]:
+def best_joint(members: Members) -> Best:
     """The method other than `separate` whose handed-out models have the best mean validation score, and why it.
 
     One that was told the groups is no contender. Test data have no say: without validation data it is the first.
     """
-    members = comparison.by_method(runs)
-    joint = [label for label, each in members.items() if each[0].summary["method"] != ALONE]
-    joint = [label for label in joint if members[label][0].summary["method"] != ORACLE] or joint
+    joint = [label for label, each in members.items() if each[0].summary.method != ALONE]
+    joint = [label for label in joint if members[label][0].summary.method != ORACLE] or joint
     if not joint:
         raise JoiningError("Nobody joined: there is no method but training alone among the runs.")
     if len(joint) == 1:
@@ -201,7 +216,7 @@ def best_joint(runs: Sequence[Run]) -> tuple[str, str]:
     scores = {label: list(_validation(members[label])) for label in joint}
     if any(not each or None in each for each in scores.values()):
         return joint[0], "the first joint method, as there is no validation data to choose by"
-    sign = 1 if comparison.higher_is_better(runs) else -1
+    sign = 1 if members[joint[0]][0].summary.higher_is_better else -1
     best = max(joint, key=lambda label: sign * float(np.mean([s for s in scores[label] if s is not None])))
     return best, "of the joint methods the one with the best mean validation score"
 
@@ -209,12 +224,13 @@ def best_joint(runs: Sequence[Run]) -> tuple[str, str]:
 def _validation(members: Sequence[Run]) -> Iterator[float | None]:
     """For each run the mean over clients of the handed-out models' closing validation scores."""
     for run, outputs in zip(members, _by_seed(members).values(), strict=True):
-        closing: Mapping[str, Any] = next((line["models"] for line in run.rounds if line.get("final")), {})
+        closing: Mapping[str, ModelScores] = next((line.models for line in run.rounds if line.final), {})
         found = []
         for i, model in enumerate(outputs.handed):
-            validation = (closing.get(model) or {}).get("validation")
-            if validation and validation["clients"][i] is not None:
-                found.append(float(validation["clients"][i]))
+            validation = closing[model].validation if model in closing else None
+            score = validation.clients[i] if validation else None
+            if score is not None:
+                found.append(score)
         yield float(np.mean(found)) if found else None
 
 
@@ -224,7 +240,7 @@ def _by_seed(members: Sequence[Run]) -> dict[int, Outputs]:
         outputs = run.outputs()
         if outputs is None:
             raise JoiningError(f"The run in {run.path} kept no outputs of its models; run it again to compare silos.")
-        found[int(run.summary["seed"])] = outputs
+        found[run.summary.seed] = outputs
     return found
 
 
@@ -252,9 +268,9 @@ def _tested(seeds: Sequence[Outputs]) -> int:
     return len(set(torch.cat(rows).tolist())) if rows else round(np.mean([outputs.counts[0] for outputs in seeds]))
 
 
-def _metric(runs: Sequence[Run], outputs: Outputs, name: str | None) -> Metric:
+def _metric(run: Run, outputs: Outputs, name: str | None) -> Metric:
     """The metric asked for, or the runs' own; where that is a user's function, the task's first."""
-    own = runs[0].summary["metric"]
+    own = run.summary.metric
     return outputs.metric(name or (own if own in METRICS else outputs.fitting[0]))
 
 
@@ -262,7 +278,7 @@ def _order(members: Sequence[Run], seeds: Sequence[Outputs]) -> list[str]:
     """Every silo that was no newcomer in some seed, by group, then by name."""
     groups: dict[str, int] = {}
     for run in reversed(members):
-        groups |= zip(run.summary["clients"], run.summary.get("groups") or (), strict=False)
+        groups |= zip(run.summary.clients, run.summary.groups or (), strict=False)
     names = list(dict.fromkeys(name for outputs in seeds for name in outputs.clients))
     known = [groups[name] for name in names] if set(names) <= set(groups) else None
     return [names[i] for i in comparison.client_order(names, known)]

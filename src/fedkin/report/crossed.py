@@ -9,10 +9,10 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..evidence import comparison
 from ..evidence.crossed import Crossed, CrossedRow
 from ..runs import options
-from . import figures, page
+from . import figures, html
+from .html import escaped
 from .words import colours, metric_name, plural, score_text
 
 ACROSS = 3
@@ -21,17 +21,13 @@ ACROSS = 3
 
 def write_page(crossed: Crossed, path: Path) -> Path:
     """Write the page, self-contained as any other report."""
-    runs = crossed.crossings[0].runs
-    methods = comparison.by_method(runs)
-    names = " x ".join(crossed.settings)
-    chips = [f"data: {runs[0].summary['data']}", plural(len(crossed.crossings), "combination")]
-    chips += [plural(len(methods), "method"), plural(max(map(len, methods.values())), "seed")]
-    drawn = figures.embed("crossed", picture(crossed))
-    parts = [page._section("Under every combination", _about(crossed), drawn), _table(crossed)]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = page._page(f"{plural(len(methods), 'method')} over {names}", chips, "\n".join(parts))
-    path.write_text(text, encoding="utf-8", newline="\n")
-    return path
+    members = crossed.crossings[0].findings.members
+    data = dict.fromkeys(run.summary.data for each in crossed.crossings for run in each.runs)
+    chips = [f"data: {', '.join(data)}", plural(len(crossed.crossings), "combination")]
+    chips += [plural(len(members), "method"), plural(max(map(len, members.values())), "seed")]
+    drawn = html.embed("crossed", picture(crossed))
+    parts = [html.section("Under every combination", _about(crossed), drawn), _table(crossed)]
+    return html.write(path, f"{plural(len(members), 'method')} over {' x '.join(crossed.settings)}", chips, parts)
 
 
 def honest(row: CrossedRow) -> float:
@@ -48,11 +44,12 @@ def picture(crossed: Crossed) -> go.Figure:
     figure = make_subplots(
         rows=-(-len(panels) // across),
         cols=across,
-        subplot_titles=[figures._plain(title) for title in titles] if others else None,
+        subplot_titles=[figures.plain(title) for title in titles] if others else None,
         shared_yaxes=len({row.metric for row in crossed.rows()}) == 1,
         horizontal_spacing=0.05,
     )
-    colour = colours([run for each in crossed.crossings[:1] for run in each.runs])
+    first = crossed.crossings[0].findings
+    colour = colours(first)
     for number, panel in enumerate(panels):
         place = {"row": number // across + 1, "col": number % across + 1}
         here = dict(zip(others, panel, strict=True))
@@ -62,7 +59,7 @@ def picture(crossed: Crossed) -> go.Figure:
             figure.add_scatter(
                 x=[options.word(row.values[last]) for row in line],
                 y=[honest(row) for row in line],
-                name=figures._plain(line[0].row.name),
+                name=figures.plain(line[0].row.name),
                 mode="lines+markers",
                 line={"color": colour.get(method, figures.INK), "width": 2.5},
                 legendgroup=method,
@@ -70,12 +67,11 @@ def picture(crossed: Crossed) -> go.Figure:
                 **place,
             )
         values = [options.word(value) for value in crossed.settings[last]]
-        axis: dict[str, Any] = figures._axis(figures._plain(last)) | {"type": "category", "categoryarray": values}
+        axis: dict[str, Any] = figures.axis(figures.plain(last)) | {"type": "category", "categoryarray": values}
         figure.update_xaxes(axis, **place)
-        runs = crossed.crossings[0].runs
         what = f"test {metric_name(rows[0].metric)}" if number % across == 0 else ""
-        figure.update_yaxes(figures._score_axis(runs, what), **place)
-    figure.update_layout(figures._layout(120 + 340 * (-(-len(panels) // across))), legend=figures._legend())
+        figure.update_yaxes(figures.score_axis(first, what), **place)
+    figure.update_layout(figures.layout(120 + 340 * (-(-len(panels) // across))), legend=figures.legend())
     return figure
 
 
@@ -91,15 +87,15 @@ def _table(crossed: Crossed) -> str:
     for each in crossed.rows():
         first, *rest = (options.word(value) for value in each.values.values())
         scores = (each.row.bmta, each.row.worst, each.row.last, each.row.validated)
-        cells = "".join(f"<td>{page._e(value)}</td>" for value in (*rest, each.row.name))
-        cells += "".join(page._cell(score_text(score, each.metric), score) for score in scores)
-        lines.append(f'<tr class="{"" if each.row.headline else "other"}"><th>{page._e(first)}</th>{cells}</tr>')
+        cells = "".join(f"<td>{escaped(value)}</td>" for value in (*rest, each.row.name))
+        cells += "".join(html.cell(score_text(score, each.metric), score) for score in scores)
+        lines.append(f'<tr class="{"" if each.row.headline else "other"}"><th>{escaped(first)}</th>{cells}</tr>')
     about = (
         "The best round is picked on test data, which flatters every row alike; “validated” is the test mean of the "
         "round that validation data chose. Every combination has a folder of its own, with a report of its own if "
         "asked: fedkin report."
     )
-    return page._section("All combinations", about, page._table(page._head(heads), lines))
+    return html.section("All combinations", about, html.table(html.head(heads), lines))
 
 
 def _leaf(setting: str) -> str:

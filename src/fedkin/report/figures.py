@@ -1,6 +1,6 @@
 """Interactive figures (plotly): accuracy over rounds, distribution over clients, the collaboration matrix.
 
-Plotly reads a subset of HTML in every text, so whatever comes from a run goes through `_plain`.
+Plotly reads a subset of HTML in every text, so whatever comes from a run goes through `plain`.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from ..evidence import comparison
 from ..evidence.comparison import Row, Run
 from ..evidence.estimates import Estimate
+from ..evidence.findings import Findings
 from ..evidence.worth_joining import Joining
 from ..maths import statistics
 from .words import (
@@ -50,53 +51,17 @@ MOST_SILOS = 100
 MOST_ENTRIES = 1_200_000
 MOST_ROUNDS = 25
 
-# Draws what `embed` put into the page, the hidden panels when they are first shown, and sorts tables by their headings.
-SCRIPT = """
-'use strict';
-const config = {responsive: true, displaylogo: false, modeBarButtons: [['toImage', 'resetScale2d']]};
-function draw(box) {
-  if (box.dataset.drawn) return;
-  box.dataset.drawn = 'yes';
-  const figure = JSON.parse(document.getElementById(box.dataset.figure).textContent);
-  const touch = matchMedia('(pointer: coarse)').matches;
-  if (touch) figure.layout.dragmode = false;  // a finger scrolls the page
-  if ('square' in box.dataset) figure.layout.height = Math.min(figure.layout.height, box.clientWidth + 170);
-  Plotly.newPlot(box, figure.data, figure.layout, {...config, displayModeBar: touch ? false : 'hover'});
-}
-document.querySelectorAll('.figure').forEach(box => { if (!box.closest('[hidden]')) draw(box); });
-function show(panel) {
-  panel.parentElement.querySelectorAll(':scope > .panel').forEach(other => { other.hidden = other !== panel; });
-  panel.querySelectorAll('.figure').forEach(draw);
-}
-document.querySelectorAll('select[data-panels]').forEach(choice => choice.addEventListener('change', () => {
-  show(document.getElementById(choice.value));
-}));
-document.querySelectorAll('button[data-panel]').forEach(button => button.addEventListener('click', () => {
-  [...button.parentElement.children].forEach(other => { other.ariaPressed = String(other === button); });
-  show(document.getElementById(button.dataset.panel));
-}));
-document.querySelectorAll('th[data-sort]').forEach(head => head.addEventListener('click', () => {
-  const body = head.closest('table').tBodies[0], index = head.cellIndex, text = head.dataset.sort === 'text';
-  const down = head.dataset.order !== 'down';
-  head.dataset.order = down ? 'down' : 'up';
-  const key = row => text ? row.cells[index].textContent : Number(row.cells[index].dataset.value ?? 'NaN');
-  const compare = (a, b) => text ? a.localeCompare(b, 'en', {numeric: true})
-    : Number.isNaN(a) ? 1 : Number.isNaN(b) ? -1 : a - b;
-  [...body.rows].sort((a, b) => (down ? 1 : -1) * compare(key(a), key(b))).forEach(row => body.append(row));
-}));
-"""
 
-
-def curves(runs: Sequence[Run]) -> go.Figure:
+def curves(found: Findings) -> go.Figure:
     """Mean over clients by round, a line for each `method:model` with the range of the seeds as a band.
 
     Headline models are solid; others are dashed and, beside other methods, hidden until asked for in the legend.
     """
     figure = go.Figure()
-    members, colour = comparison.by_method(runs), colours(runs)
+    members, colour = found.members, colours(found)
     lowest, highest = np.inf, -np.inf
-    for row in comparison.rows(runs):
-        line = comparison.curve(members[row.method], row.model)
+    for row in found.rows:
+        line = found.curve(row)
         if not len(line.rounds):
             continue
         lowest, highest = min(lowest, float(line.low.min())), max(highest, float(line.high.max()))
@@ -107,7 +72,7 @@ def curves(runs: Sequence[Run]) -> go.Figure:
                 y=np.concatenate([line.high, line.low[::-1]]),
                 mode="lines",
                 fill="toself",
-                fillcolor=_faded(colour[row.method], 0.15),
+                fillcolor=faded(colour[row.method], 0.15),
                 line={"width": 0},
                 hoverinfo="skip",
                 showlegend=False,
@@ -116,32 +81,30 @@ def curves(runs: Sequence[Run]) -> go.Figure:
         figure.add_scatter(
             x=line.rounds,
             y=line.mean,
-            name=_plain(row.name),
+            name=plain(row.name),
             mode="lines+markers",
             line={"color": colour[row.method], "width": 2.5, "dash": "solid" if row.headline else "dash"},
             marker={"symbol": _symbol(row, members), "size": 8, "maxdisplayed": 12},
             **common,
         )
-    axis = _score_axis(runs, f"mean test {metric_name(runs[0].summary['metric'])}")
-    if not comparison.higher_is_better(runs) and lowest > 0 and highest > 20 * lowest:
-        axis |= {"type": "log", "dtick": "D2", "tickformat": ".4~g"}
-    figure.update_layout(_layout(440), hovermode="x unified", legend=_legend(), xaxis=_axis("round"), yaxis=axis)
+    scale = score_axis(found, f"mean test {metric_name(found.metric)}")
+    if not found.higher_is_better and lowest > 0 and highest > 20 * lowest:
+        scale |= {"type": "log", "dtick": "D2", "tickformat": ".4~g"}
+    figure.update_layout(layout(440), hovermode="x unified", legend=legend(), xaxis=axis("round"), yaxis=scale)
     return figure
 
 
-def distribution(runs: Sequence[Run]) -> go.Figure:
+def distribution(found: Findings) -> go.Figure:
     """Each client's score at the best round (mean over seeds), a strip for each `method:model`; hover names clients."""
     figure = go.Figure()
-    members, colour = comparison.by_method(runs), colours(runs)
-    metric = runs[0].summary["metric"]
-    table = comparison.rows(runs)
+    members, colour, metric, table = found.members, colours(found), found.metric, found.rows
     for row in reversed(table):  # the first category of a vertical axis is at the bottom
-        values = comparison.client_scores(members[row.method], row.model)
+        values = found.clients(row)
         boxed = len(values) >= BOX_FROM
         figure.add_box(
             x=list(values.values()),
-            y=[_plain(row.name)] * len(values),
-            name=_plain(row.name),
+            y=[plain(row.name)] * len(values),
+            name=plain(row.name),
             orientation="h",
             boxpoints="all",
             jitter=0.55 if boxed else 0.25,
@@ -149,19 +112,19 @@ def distribution(runs: Sequence[Run]) -> go.Figure:
             boxmean=boxed,
             width=0.62,
             line={"color": colour[row.method] if boxed else "rgba(0,0,0,0)", "width": 1.5},
-            fillcolor=_faded(colour[row.method], 0.14 if boxed else 0.0),
-            marker={"color": _faded(colour[row.method], 0.75), "size": 6, "symbol": _symbol(row, members)},
-            text=[f"{_plain(name)}: {score_text(value, metric)}" for name, value in values.items()],
+            fillcolor=faded(colour[row.method], 0.14 if boxed else 0.0),
+            marker={"color": faded(colour[row.method], 0.75), "size": 6, "symbol": _symbol(row, members)},
+            text=[f"{plain(name)}: {score_text(value, metric)}" for name, value in values.items()],
             hovertemplate="%{text}<extra></extra>",
             hoveron="points",
             visible=_visible(row, members),
         )
     shown = sum(_visible(row, members) is True for row in table)
     figure.update_layout(
-        _layout(150 + 58 * shown),
-        xaxis=_score_axis(runs, f"test {metric_name(metric)} of a client"),
+        layout(150 + 58 * shown),
+        xaxis=score_axis(found, f"test {metric_name(metric)} of a client"),
         yaxis={"automargin": True, "showgrid": False, "ticksuffix": "  ", "type": "category"},
-        legend=_legend() | {"traceorder": "reversed"},
+        legend=legend() | {"traceorder": "reversed"},
         showlegend=shown < len(table),
     )
     return figure
@@ -171,7 +134,7 @@ def joining(found: Joining) -> go.Figure:
     """For each silo, the largest gain on top: alone and personal with their intervals, joined by a line; beside it the
     gain with its own interval, in the colour of the answer."""
     silos = sorted(found.silos, key=lambda silo: (not np.isnan(silo.gain.value), silo.gain.value))
-    names, metric, points = [_plain(silo.client) for silo in silos], found.metric, is_share(found.metric)
+    names, metric, points = [plain(silo.client) for silo in silos], found.metric, is_share(found.metric)
     figure = make_subplots(cols=2, shared_yaxes=True, horizontal_spacing=0.04, column_widths=[0.58, 0.42])
     lines_x: list[float | None] = []
     lines_y: list[float | None] = []
@@ -184,7 +147,7 @@ def joining(found: Joining) -> go.Figure:
     if any(silo.common for silo in silos):
         shared = [silo.common or Estimate(np.nan) for silo in silos]
         sides.append(("one global model", 0.0, "#B58900", "diamond-open", shared))
-    sides.append((f"with {_plain(found.method)}", -0.14, PALETTE[0], "circle", [silo.personal for silo in silos]))
+    sides.append((f"with {plain(found.method)}", -0.14, PALETTE[0], "circle", [silo.personal for silo in silos]))
     for name, shift, colour, symbol, scores in sides:
         whiskers = None if symbol == "diamond-open" else _whiskers(scores, colour)
         figure.add_scatter(
@@ -224,11 +187,10 @@ def joining(found: Joining) -> go.Figure:
     rows |= {"showgrid": False, "zeroline": False, "automargin": True, "ticks": "", "ticksuffix": "  "}
     unit = " in points" if points else ""
     figure.update_layout(
-        _layout(max(170, 110 + (34 if len(silos) <= 30 else 20) * len(silos))),
-        legend=_legend(),
-        xaxis=_axis(_plain(f"test {metric_name(metric)} ({better})")) | scale,
-        xaxis2=_axis(f"gain over training alone{unit}")
-        | {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1.5},
+        layout(max(170, 110 + (34 if len(silos) <= 30 else 20) * len(silos))),
+        legend=legend(),
+        xaxis=axis(plain(f"test {metric_name(metric)} ({better})")) | scale,
+        xaxis2=axis(f"gain over training alone{unit}") | {"zeroline": True, "zerolinecolor": INK, "zerolinewidth": 1.5},
         yaxis=rows,
         yaxis2=rows | {"showticklabels": False},
         shapes=_stripes(len(silos)),
@@ -254,13 +216,13 @@ def collaboration(run: Run, limit: int = MOST_ROUNDS) -> go.Figure | None:
     Clients are in order of group, then name. Lines mark the known groups; where none are known, dotted ones mark
     those read off xi in the best round.
     """
-    matrices = recorded_xi(run, max(2, min(limit, MOST_ENTRIES // len(run.summary["clients"]) ** 2)))
+    matrices = recorded_xi(run, max(2, min(limit, MOST_ENTRIES // len(run.summary.clients) ** 2)))
     if not matrices:
         return None
     shown = min(matrices, key=lambda k: abs(k - best_round(run)))
     groups, known = xi_groups(run, matrices[shown])
-    order = comparison.client_order(run.summary["clients"], groups)
-    names = [_plain(run.summary["clients"][i]) for i in order]
+    order = comparison.client_order(run.summary.clients, groups)
+    names = [plain(run.summary.clients[i]) for i in order]
     largest = max(float((xi - np.diag(np.diag(xi))).max()) for xi in matrices.values())
     figure = go.Figure()
     steps = []
@@ -287,7 +249,7 @@ def collaboration(run: Run, limit: int = MOST_ROUNDS) -> go.Figure | None:
     axis |= {"tickfont": {"size": 11 if len(order) <= 20 else 9}, "ticks": "", "dtick": 1, "constrain": "domain"}
     axis |= {"showline": True, "mirror": True, "linecolor": GRID}
     figure.update_layout(
-        _layout(680),
+        layout(680),
         title={"text": _share(shown, matrices[shown], groups if known else None), "font": {"size": 15}, "x": 0.5},
         shapes=_group_lines(groups[order], known),
         xaxis=axis
@@ -301,17 +263,6 @@ def collaboration(run: Run, limit: int = MOST_ROUNDS) -> go.Figure | None:
         slider |= {"pad": {"t": 70 if not named else 110}, "len": 0.92, "x": 0.04, "tickcolor": GRID}
         figure.update_layout(sliders=[slider])
     return figure
-
-
-def embed(name: str, figure: go.Figure, square: bool = False) -> str:
-    """HTML for a page with plotly.js and SCRIPT: the place of the figure, and its data in a block that never runs."""
-    # Only "<" could end the block early; escaped within JSON it is the same text.
-    data = figure.to_json().replace("<", "\\u003c")
-    shape = " data-square" if square else ""
-    return (
-        f'<div class="figure" data-figure="data-{name}"{shape}></div>\n'
-        f'<script type="application/json" id="data-{name}">{data}</script>'
-    )
 
 
 def _share(k: int, xi: NDArray[np.float32], groups: NDArray[np.int64] | None) -> str:
@@ -342,24 +293,24 @@ def _symbol(row: Row, members: dict[str, list[Run]]) -> str:
     return SYMBOLS[sorted(members).index(row.method) % len(SYMBOLS)]
 
 
-def _score_axis(runs: Sequence[Run], what: str) -> dict[str, Any]:
-    better = "higher is better" if comparison.higher_is_better(runs) else "lower is better"
-    axis = _axis(_plain(f"{what} ({better})"))
-    if is_share(runs[0].summary["metric"]):
-        return axis | {"tickformat": ".0%", "hoverformat": ".1%"}
+def score_axis(found: Findings, what: str) -> dict[str, Any]:
+    better = "higher is better" if found.higher_is_better else "lower is better"
+    scale = axis(plain(f"{what} ({better})"))
+    if is_share(found.metric):
+        return scale | {"tickformat": ".0%", "hoverformat": ".1%"}
     # Left to itself plotly writes 0.0005 as 500μ.
-    return axis | {"exponentformat": "none", "hoverformat": ".4g"}
+    return scale | {"exponentformat": "none", "hoverformat": ".4g"}
 
 
-def _axis(title: str) -> dict[str, Any]:
+def axis(title: str) -> dict[str, Any]:
     return {"title": {"text": title, "font": {"size": 13}}, "gridcolor": GRID, "zeroline": False, "automargin": True}
 
 
-def _legend() -> dict[str, Any]:
+def legend() -> dict[str, Any]:
     return {"orientation": "h", "x": 0, "y": 1.03, "yanchor": "bottom", "itemwidth": 36}
 
 
-def _layout(height: int) -> dict[str, Any]:
+def layout(height: int) -> dict[str, Any]:
     return {
         "template": "none",
         "height": height,
@@ -371,10 +322,10 @@ def _layout(height: int) -> dict[str, Any]:
     }
 
 
-def _faded(colour: str, opacity: float) -> str:
+def faded(colour: str, opacity: float) -> str:
     red, green, blue = (int(colour[i : i + 2], 16) for i in (1, 3, 5))
     return f"rgba({red},{green},{blue},{opacity})"
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
     return html.escape(text, quote=False)

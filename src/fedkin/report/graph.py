@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from ..evidence import comparison
 from ..evidence.comparison import Run
+from ..evidence.findings import Findings
 from . import figures
 from .words import GREY, NAMED_UP_TO, PALETTE, metric_name, plural, score_text
 
@@ -53,10 +54,9 @@ class Relations:
         return len(self.names) > MOST_CLIENTS or len(self.edges) > MOST_EDGES
 
 
-def relations(runs: Sequence[Run]) -> Relations | None:
+def relations(findings: Findings) -> Relations | None:
     """The graph of the best method that has one, of its first seed; None where none has."""
-    members = comparison.by_method(runs)
-    ranked = [run for row in comparison.rows(runs) if row.headline for run in members[row.method]]
+    ranked = [run for row in findings.headlines for run in findings.members[row.method]]
     return next((found for found in map(_of, ranked) if found is not None), None)
 
 
@@ -64,8 +64,8 @@ def _of(run: Run) -> Relations | None:
     weights = run.graph
     if weights is None:
         return None
-    known = len(run.summary["clients"])
-    names = [*run.summary["clients"], *(run.summary.get("novel") or {}).get("clients", [])]
+    known = len(run.summary.clients)
+    names = [*run.summary.clients, *(run.summary.novel.clients if run.summary.novel else ())]
     m = len(names)
     if weights.shape != (m, m):
         raise ValueError(f"The graph in {run.path} has shape {weights.shape}, but the run has {m} clients.")
@@ -74,9 +74,9 @@ def _of(run: Run) -> Relations | None:
 
 def _kinds(run: Run, names: Sequence[str], known: int) -> list[str]:
     """Attacked or not, where somebody was; else the known group."""
-    sides, groups = comparison.sides([run]), run.summary.get("groups")
+    sides, groups = comparison.sides([run]), run.summary.groups
     if sides:
-        found = [sides[name in run.summary["corrupted"]] for name in names[:known]]
+        found = [sides[name in run.summary.corrupted] for name in names[:known]]
     elif groups and 1 < len(set(groups)) < known:
         found = [f"group {group}" for group in groups]
     else:
@@ -92,7 +92,7 @@ def words(found: Relations, runs: Sequence[Run]) -> str:
     alone = [name for name, degree in zip(found.names, degrees, strict=True) if not degree]
     listed = f"{', '.join(alone[:6])}{', …' if len(alone) > 6 else ''}"
     text += f"; {plural(len(alone), 'client')} without any ({listed})." if alone else "; nobody is without one."
-    groups = found.run.summary.get("groups")
+    groups = found.run.summary.groups
     if groups and len(set(groups)) > 1 and len(edges):
         label = np.array(groups)
         inside = edges[(edges < found.known).all(axis=1)]
@@ -100,7 +100,7 @@ def words(found: Relations, runs: Sequence[Run]) -> str:
         if len(inside):
             share = float((label[inside[:, 0]] == label[inside[:, 1]]).mean())
             text += f" Within the known groups lie {share:.0%} of the edges (of all pairs: {same.mean():.0%})."
-    text += f" Shown is the graph of {found.run.summary['method']}, seed {found.run.summary['seed']}"
+    text += f" Shown is the graph of {found.run.summary.method}, seed {found.run.summary.seed}"
     return f"{text}; others of these runs have another one." if _differ(runs) else f"{text}."
 
 
@@ -113,12 +113,12 @@ def _differ(runs: Sequence[Run]) -> bool:
     return len(seen) > 1
 
 
-def picture(found: Relations, runs: Sequence[Run]) -> go.Figure:
+def picture(found: Relations, findings: Findings) -> go.Figure:
     """The graph drawn where it is small enough, else as a matrix."""
-    return _matrix(found) if found.crowded else _drawn(found, runs)
+    return _matrix(found) if found.crowded else _drawn(found, findings)
 
 
-def _drawn(found: Relations, runs: Sequence[Run]) -> go.Figure:
+def _drawn(found: Relations, findings: Findings) -> go.Figure:
     at, edges = _layout(found), found.edges
     figure = go.Figure()
     ends = np.full((len(edges), 3, 2), np.nan)  # a gap after each edge
@@ -127,11 +127,11 @@ def _drawn(found: Relations, runs: Sequence[Run]) -> go.Figure:
         x=ends[..., 0].ravel(),
         y=ends[..., 1].ravel(),
         mode="lines",
-        line={"color": figures._faded(GREY, 0.45 if len(edges) < 600 else 0.25), "width": 1},
+        line={"color": figures.faded(GREY, 0.45 if len(edges) < 600 else 0.25), "width": 1},
         hoverinfo="skip",
         showlegend=False,
     )
-    told, short = _told(found, runs), max(map(len, found.names)) <= 3
+    told, short = _told(found, findings), max(map(len, found.names)) <= 3
     named = short or len(found.names) <= NAMED_UP_TO
     kinds = found.kinds or [""] * len(found.names)
     for kind, colour in _palette(kinds).items():
@@ -141,7 +141,7 @@ def _drawn(found: Relations, runs: Sequence[Run]) -> go.Figure:
             y=at[own, 1],
             mode="markers+text" if named else "markers",
             name=kind,
-            text=[figures._plain(found.names[i]) for i in own],
+            text=[figures.plain(found.names[i]) for i in own],
             textposition="middle center" if short else "top center",
             textfont={"size": 10, "color": "#ffffff" if short else figures.INK},
             customdata=[told[i] for i in own],
@@ -151,10 +151,10 @@ def _drawn(found: Relations, runs: Sequence[Run]) -> go.Figure:
         )
     hidden = {"visible": False}
     figure.update_layout(
-        figures._layout(560),
+        figures.layout(560),
         xaxis=hidden,
         yaxis=hidden | {"scaleanchor": "x"},
-        legend=figures._legend(),
+        legend=figures.legend(),
         hovermode="closest",
     )
     return figure
@@ -182,19 +182,18 @@ def _lying(points: Sequence[Sequence[float]]) -> NDArray[np.float64]:
     return np.asarray(centred @ (axes * np.sign(axes[:, :1])).T)
 
 
-def _told(found: Relations, runs: Sequence[Run]) -> list[str]:
+def _told(found: Relations, findings: Findings) -> list[str]:
     """For each client its name, its neighbours, and its score under the best headline model of that seed."""
-    members, seed, metric = comparison.by_method(runs), found.run.summary["seed"], found.run.summary["metric"]
-    row = next(row for row in comparison.rows(runs) if row.headline and seed in row.seeds)
-    run = next(run for run in members[row.method] if run.summary["seed"] == seed)
-    scores = comparison.at_best(run, row.model)
+    seed, metric = found.run.summary.seed, found.run.summary.metric
+    row = next(row for row in findings.headlines if seed in row.seeds)
+    scores = next(each.at_best for each in findings.seeds(row) if each.seed == seed)
     told = []
     for i, (name, degree) in enumerate(zip(found.names, found.degrees, strict=True)):
         kind = f", {found.kinds[i]}" if found.kinds else ""
-        text = f"<b>{figures._plain(name)}</b>{kind}<br>{plural(int(degree), 'neighbour')}"
+        text = f"<b>{figures.plain(name)}</b>{kind}<br>{plural(int(degree), 'neighbour')}"
         if name in scores:
             score = f"{metric_name(metric)} {score_text(scores[name], metric)}"
-            text += f"<br>{figures._plain(f'{score} with {row.name}')}"
+            text += f"<br>{figures.plain(f'{score} with {row.name}')}"
         told.append(text)
     return told
 
@@ -207,9 +206,9 @@ def _palette(kinds: Sequence[str]) -> dict[str, str]:
 
 
 def _matrix(found: Relations) -> go.Figure:
-    groups = found.run.summary.get("groups")
+    groups = found.run.summary.groups
     order = [*comparison.client_order(found.names[: found.known], groups), *range(found.known, len(found.names))]
-    names = [figures._plain(found.names[i]) for i in order]
+    names = [figures.plain(found.names[i]) for i in order]
     figure = go.Figure()
     figure.add_heatmap(
         z=found.weights[np.ix_(order, order)],
@@ -222,5 +221,5 @@ def _matrix(found: Relations) -> go.Figure:
     )
     axis: dict[str, Any] = {"type": "category", "showgrid": False, "showticklabels": False, "constrain": "domain"}
     axis |= {"showline": True, "mirror": True, "linecolor": figures.GRID, "ticks": ""}
-    figure.update_layout(figures._layout(680), xaxis=axis, yaxis=axis | {"autorange": "reversed", "scaleanchor": "x"})
+    figure.update_layout(figures.layout(680), xaxis=axis, yaxis=axis | {"autorange": "reversed", "scaleanchor": "x"})
     return figure

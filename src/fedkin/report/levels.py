@@ -13,10 +13,13 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..evidence import comparison
+from ..evidence.findings import Findings
 from ..evidence.levels import LevelRow, Levels, Sides, Span
 from ..runs import options
 from ..runs.config import Config
-from . import figures, page
+from . import figures, html
+from .html import escaped
+from .page import chips
 from .words import colours, is_share, metric_name, plural, score_text
 
 if TYPE_CHECKING:
@@ -29,14 +32,11 @@ MOMENTS = {"last": "last round", "best": "best round"}
 
 def write_page(levels: Levels, path: Path) -> Path:
     """Write the page, self-contained as any other report."""
-    runs = levels.levels[0].runs
+    found = levels.levels[0].findings
     parts = [_overview(levels)] if len(levels.settings) > 1 else []
     parts += [_setting(levels, setting) for setting in levels.settings]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    title = f"{plural(len(comparison.by_method(runs)), 'method')} over {' and '.join(levels.settings)}"
-    text = page._page(f"{title}: {runs[0].summary['data']}", page._chips(runs), "\n".join(parts))
-    path.write_text(text, encoding="utf-8", newline="\n")
-    return path
+    title = f"{plural(len(found.members), 'method')} over {' and '.join(levels.settings)}"
+    return html.write(path, f"{title}: {found.runs[0].summary.data}", chips(found), parts)
 
 
 def lines(levels: Levels, setting: str) -> dict[str, list[LevelRow]]:
@@ -80,8 +80,8 @@ def _points(line: Sequence[LevelRow], moment: str, side: str) -> tuple[list[Any]
 
 def picture(levels: Levels, panels: Sequence[Panel], moment: str) -> go.Figure:
     """Headline models' metric over settings, a panel each; the band spans the seeds. moment: `best` or `last`."""
-    runs = levels.levels[0].runs
-    colour, symbols = colours(runs), _symbols(runs, figures.SYMBOLS)
+    found = levels.levels[0].findings
+    colour, symbols = colours(found), _symbols(found, figures.SYMBOLS)
     titles = [f"<b>{levels.sides(setting)[side]}</b>" for setting, side in panels] if _of_one(panels) else None
     figure = make_subplots(cols=len(panels), shared_yaxes=True, horizontal_spacing=0.035, subplot_titles=titles)
     for number, (setting, side) in enumerate(panels, 1):
@@ -95,7 +95,7 @@ def picture(levels: Levels, panels: Sequence[Panel], moment: str) -> go.Figure:
                     y=[*(span.high for span in spans), *(span.low for span in reversed(spans))],
                     mode="lines",
                     fill="toself",
-                    fillcolor=figures._faded(colour[method], 0.15),
+                    fillcolor=figures.faded(colour[method], 0.15),
                     line={"width": 0},
                     hoverinfo="skip",
                     showlegend=False,
@@ -104,7 +104,7 @@ def picture(levels: Levels, panels: Sequence[Panel], moment: str) -> go.Figure:
             figure.add_scatter(
                 x=x,
                 y=[span.mean for span in spans],
-                name=figures._plain(line[0].name),
+                name=figures.plain(line[0].name),
                 mode="lines+markers",
                 line={"color": colour[method], "width": 2.5},
                 marker={"symbol": symbols[method], "size": size},
@@ -112,15 +112,15 @@ def picture(levels: Levels, panels: Sequence[Panel], moment: str) -> go.Figure:
                 **common,
             )
         figure.update_xaxes(_level_axis(drawn, setting), row=1, col=number)
-        figure.update_yaxes(figures._score_axis(runs, ""), title=None, row=1, col=number)
+        figure.update_yaxes(figures.score_axis(found, ""), title=None, row=1, col=number)
         if _of_one(panels) and number != 2:  # said once, in the middle
             figure.update_xaxes(title=None, row=1, col=number)
     figure.update_layout(
-        figures._layout(480), hovermode="x unified", legend=figures._legend() | ({"y": 1.09} if titles else {})
+        figures.layout(480), hovermode="x unified", legend=figures.legend() | ({"y": 1.09} if titles else {})
     )
     figure.update_annotations(font={"size": 14, "color": figures.INK})
-    what = f"mean test {metric_name(runs[0].summary['metric'])}, {MOMENTS[moment]}"
-    figure.update_yaxes(figures._score_axis(runs, what), row=1, col=1)
+    what = f"mean test {metric_name(found.metric)}, {MOMENTS[moment]}"
+    figure.update_yaxes(figures.score_axis(found, what), row=1, col=1)
     return figure
 
 
@@ -140,7 +140,7 @@ def _axis_title(setting: str) -> str:
 
 
 def _level_axis(drawn: dict[str, list[LevelRow]], setting: str) -> dict[str, Any]:
-    axis = figures._axis(figures._plain(_axis_title(setting)).replace("\n", "<br>"))
+    axis = figures.axis(figures.plain(_axis_title(setting)).replace("\n", "<br>"))
     values = places(next(iter(drawn.values())))
     if any(isinstance(value, str) for value in values):
         return axis | {"type": "category", "categoryarray": values, "range": [-0.3, len(values) - 0.7]}
@@ -153,8 +153,8 @@ def _limits(values: Sequence[float]) -> list[float]:
     return [min(values) - edge, max(values) + edge]
 
 
-def _symbols(runs: Sequence[comparison.Run], symbols: Sequence[str]) -> dict[str, str]:
-    return {method: symbols[i % len(symbols)] for i, method in enumerate(sorted(comparison.by_method(runs)))}
+def _symbols(found: Findings, symbols: Sequence[str]) -> dict[str, str]:
+    return {method: symbols[i % len(symbols)] for i, method in enumerate(sorted(found.members))}
 
 
 # ---- the sections of the page ----
@@ -165,8 +165,8 @@ def _overview(levels: Levels) -> str:
         "The headline model of each method, mean over all clients. One setting is varied at a time; the others stay "
     )
     about += f"as they are. {_band(levels)}"
-    best = figures.embed("levels", picture(levels, _everyone(levels), "best"))
-    return page._section("Over the levels", about, best)
+    best = html.embed("levels", picture(levels, _everyone(levels), "best"))
+    return html.section("Over the levels", about, best)
 
 
 def _setting(levels: Levels, setting: str) -> str:
@@ -175,30 +175,30 @@ def _setting(levels: Levels, setting: str) -> str:
     Where clients are hit the last comes first, as what lies do to a method shows at the end of its training.
     """
     hit = len(levels.sides(setting)) > 1
-    about = f"{page._e(meaning(setting).capitalize() or setting)}. {_band(levels)}"
+    about = f"{escaped(meaning(setting).capitalize() or setting)}. {_band(levels)}"
     if hit:
-        about = f"<b>{page._e(finding(levels, setting))}</b> {about}"
+        about = f"<b>{escaped(finding(levels, setting))}</b> {about}"
         about += " Who is hit is drawn by lot in each seed"
         about += "; whoever is hit at one level is hit at every higher one." if setting.startswith("corrupt") else "."
     about += " The best round is that of the best mean over all clients, picked on test data."
     shown = {}
     for moment in MOMENTS if hit else reversed(MOMENTS):
         drawn = picture(levels, _panels(levels, setting), moment)
-        body = figures.embed(f"{page._e(setting)}-{moment}", drawn)
+        body = html.embed(f"{escaped(setting)}-{moment}", drawn)
         body += "".join(_table(levels, setting, side, moment) for side in levels.sides(setting))
         shown[MOMENTS[moment].capitalize()] = body
-    return page._section(page._e(setting), about, page._switch(setting, shown))
+    return html.section(escaped(setting), about, html.switch(setting, shown))
 
 
 def finding(levels: Levels, setting: str) -> str:
     """What became of those hit at the highest level, in a sentence: under the best method, and under the worst."""
-    runs = levels.levels[0].runs
-    metric, name = runs[0].summary["metric"], levels.sides(setting)["hit"]
+    found = levels.levels[0].findings
+    metric, name = found.metric, levels.sides(setting)["hit"]
     level = next(row for row in reversed(levels.rows()) if row.setting == setting and row.last.hit).value
     here = [row for row in levels.rows() if row.setting == setting and row.value == level and row.headline]
     here = [row for row in here if _contends(row)] or here
     ends = [(row.last.hit.mean, row.method) for row in here if row.last.hit]
-    ends.sort(reverse=comparison.higher_is_better(runs))
+    ends.sort(reverse=found.higher_is_better)
     (best, leader), (worst, tail) = ends[0], ends[-1]
     text = f"With {_leaf(setting)} = {options.word(level)}, {name} end at {score_text(best, metric)}"
     if len(ends) == 1:
@@ -221,25 +221,22 @@ def _band(levels: Levels) -> str:
 
 def _table(levels: Levels, setting: str, side: str, moment: str) -> str:
     """A line for each `method:model`, a column for each level; the best contender of a column in bold."""
-    runs = levels.levels[0].runs
-    metric, colour = runs[0].summary["metric"], colours(runs)
+    found = levels.levels[0].findings
+    metric, colour = found.metric, colours(found)
     here = [row for row in levels.rows() if row.setting == setting]
     values = list(dict.fromkeys(options.word(row.value) for row in here))
     spans = {(row.name, options.word(row.value)): _span(row, moment, side) for row in here}
-    better = max if comparison.higher_is_better(runs) else min
+    better = max if found.higher_is_better else min
     best = {
         value: better((span.mean for row in here if _contends(row) and (span := spans[row.name, value])), default=None)
         for value in values
     }
     body = []
     for row in (row for row in here if options.word(row.value) == values[0]):
-        cells = "".join(
-            _cell(spans[row.name, value], best[value] if _contends(row) else None, metric) for value in values
-        )
-        head = f"<th>{page._dot(colour[row.method])}{page._e(row.name)}</th>"
-        body.append(f'<tr class="{"" if row.headline else "other"}">{head}{cells}</tr>')
+        cells = [_cell(spans[row.name, value], best[value] if _contends(row) else None, metric) for value in values]
+        body.append(html.row(row.name, cells, "" if row.headline else "other", colour[row.method]))
     heads = [levels.sides(setting)[side], *(f"{_leaf(setting)} = {value}" for value in values)]
-    return page._table(page._head(heads), body, "levels")
+    return html.table(html.head(heads), body, "levels")
 
 
 def _span(row: LevelRow, moment: str, side: str) -> Span | None:
@@ -268,16 +265,15 @@ def write_figures(levels: Levels, folder: Path, formats: Sequence[str] = ("png",
 
     from . import paper
 
-    folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(paper.STYLE)
         drawn = {"levels": _print(levels, _everyone(levels), ["best"])}
         for setting in levels.settings:
             if len(levels.sides(setting)) > 1:
-                name = f"levels-{paper._file_name(setting)}"
+                name = f"levels-{paper.file_name(setting)}"
                 drawn[name] = _print(levels, _panels(levels, setting), list(MOMENTS))
-        return [paper._save(figure, folder / f"{name}.{kind}") for name, figure in drawn.items() for kind in formats]
+        return [paper.save(figure, folder / f"{name}.{kind}") for name, figure in drawn.items() for kind in formats]
 
 
 def _print(levels: Levels, panels: Sequence[Panel], moments: Sequence[str]) -> Figure:
@@ -288,8 +284,8 @@ def _print(levels: Levels, panels: Sequence[Panel], moments: Sequence[str]) -> F
 
     from . import paper
 
-    runs = levels.levels[0].runs
-    colour, markers, metric = colours(runs), _symbols(runs, paper.MARKERS), runs[0].summary["metric"]
+    found = levels.levels[0].findings
+    colour, markers, metric = colours(found), _symbols(found, paper.MARKERS), found.metric
     extent = (min(len(panels), 2) * paper.COLUMN, 0.6 + 1.9 * len(moments))
     figure = Figure(figsize=extent, layout="constrained")
     FigureCanvasAgg(figure)

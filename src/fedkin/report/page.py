@@ -1,15 +1,8 @@
-"""The report: one HTML file with plotly.js inside, so it opens anywhere and loads nothing.
-
-Whatever comes from a run is escaped (`_e`), and the page's content security policy allows only the scripts written
-here, by their hashes: a client's name cannot become code even if an escape were forgotten.
-"""
+"""The report: one HTML file about a run or a comparison, section by section."""
 
 from __future__ import annotations
 
-import base64
-import hashlib
-from collections.abc import Iterable, Mapping, Sequence
-from html import escape
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +12,12 @@ from ..base.task import METRICS
 from ..evidence import comparison as compare
 from ..evidence import references
 from ..evidence.comparison import Pair, Row, Run
-from ..evidence.estimates import Estimate
-from ..evidence.worth_joining import Joining, JoiningError, scorecard
+from ..evidence.findings import Findings
+from ..evidence.newcomers import Served
+from ..evidence.worth_joining import Joining, Scorecard
 from ..maths import statistics
-from . import figures, graph
-from .style import STYLE
+from . import figures, graph, html
+from .html import escaped
 from .words import (
     caveats,
     checked_xi,
@@ -32,7 +26,6 @@ from .words import (
     estimate_text,
     finding,
     gain_text,
-    joined,
     joining_sentence,
     joining_words,
     metric_name,
@@ -45,82 +38,48 @@ from .words import (
 
 
 def write_page(
-    runs: Sequence[Run], path: Path, title: str | None = None, comparison: Mapping[str, Any] | None = None
+    found: Findings, path: Path, title: str | None = None, comparison: Mapping[str, Any] | None = None
 ) -> Path:
     """Write the page about a run or a comparison; see `fedkin.report.write_report`."""
     about = dict(comparison or {})
     reference, notes = about.pop("reference", None), list(about.pop("notes", []))
     without = about.pop("references", [])
-    table, found = compare.rows(runs), joined(runs)
     spread = "Each point is a client at its method’s best round, mean over seeds; hover over it for the client’s name."
     parts = [
-        _finding(runs, table, found, reference, notes),
-        _results(runs, table, reference),
-        _references(without, runs[0].summary["metric"]),
-        _joining(found),
-        _section("Over the rounds", _curve_words(runs), figures.embed("curves", figures.curves(runs))),
-        _section("The spread over clients", spread, figures.embed("distribution", figures.distribution(runs))),
-        _clients(runs, table, found),
-        _scorecard(runs),
-        _newcomers(runs),
-        _graph(runs),
-        _collaboration(runs),
-        _settings(runs, about),
+        _finding(found, reference, notes),
+        _results(found, reference),
+        _references(without, found.metric),
+        _joining(found.joined),
+        html.section("Over the rounds", _curve_words(found), html.embed("curves", figures.curves(found))),
+        html.section("The spread over clients", spread, html.embed("distribution", figures.distribution(found))),
+        _clients(found),
+        _scorecard(found.scorecard),
+        _newcomers(found),
+        _graph(found),
+        _collaboration(found),
+        _settings(found, about),
     ]
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(_page(title or _title(runs), _chips(runs), "\n".join(parts)), encoding="utf-8", newline="\n")
-    return path
+    return html.write(path, title or _title(found), chips(found), parts)
 
 
-def _page(title: str, chips: Iterable[str], body: str) -> str:
-    from plotly.offline import get_plotlyjs  # after `figures`, which says what to do where there is no plotly
-
-    plotly = get_plotlyjs()
-    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in (plotly, figures.SCRIPT))
-    policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
-    listed = "".join(f"<li>{_e(chip)}</li>" for chip in chips)
-    return f"""<!doctype html>
-<html lang="en-GB">
-<head>
-<meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{policy}">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{_e(title)}</title>
-<style>{STYLE}</style>
-</head>
-<body>
-<header><p class="eyebrow">fedkin report</p><h1>{_e(title)}</h1><ul class="chips">{listed}</ul></header>
-<main>
-<noscript><section>The figures need JavaScript; the tables and the words do without.</section></noscript>
-{body}
-</main>
-<footer>Made by fedkin. This file holds everything it shows and loads nothing from the network.</footer>
-<script>{plotly}</script>
-<script>{figures.SCRIPT}</script>
-</body>
-</html>
-"""
-
-
-def _finding(
-    runs: Sequence[Run], table: Sequence[Row], found: Joining | None, reference: str | None, notes: Sequence[str]
-) -> str:
-    first, *others = finding(runs, reference)
-    lead, *more = (_e(sentence) for sentence in [first, *([joining_sentence(found)] if found else []), *others])
+def _finding(found: Findings, reference: str | None, notes: Sequence[str]) -> str:
+    first, *others = finding(found, reference)
+    joined = [joining_sentence(found.joined)] if found.joined else []
+    lead, *more = (escaped(sentence) for sentence in [first, *joined, *others])
     tiles = "".join(
-        f'<div class="tile"><span>{_e(label)}</span><b>{_e(value)}</b><span>{_e(below)}</span></div>'
-        for label, value, below in _tiles(runs, table, found)
+        f'<div class="tile"><span>{escaped(label)}</span><b>{escaped(value)}</b><span>{escaped(below)}</span></div>'
+        for label, value, below in _tiles(found)
     )
-    warned = "".join(f"<li>{_e(note)}</li>" for note in [*notes, *caveats(runs)])
+    warned = "".join(f"<li>{escaped(note)}</li>" for note in [*notes, *caveats(found)])
     return f"""<section class="finding"><p class="lead">{lead}</p>{"".join(f"<p>{sentence}</p>" for sentence in more)}
 <div class="tiles">{tiles}</div>{f'<ul class="caveats">{warned}</ul>' if warned else ""}</section>"""
 
 
-def _tiles(runs: Sequence[Run], table: Sequence[Row], found: Joining | None) -> list[tuple[str, str, str]]:
+def _tiles(found: Findings) -> list[tuple[str, str, str]]:
     """The numbers to remember, as (label, value, of what)."""
-    table = [row for row in table if row.method != compare.ORACLE] or table
-    metric, best = runs[0].summary["metric"], table[0]
-    joining = _best_round_tiles(runs, table) if found is None else _joining_tiles(found)
+    table = [row for row in found.rows if row.method != compare.ORACLE] or found.rows
+    metric, best = found.metric, table[0]
+    joining = _best_round_tiles(found, table) if found.joined is None else _joining_tiles(found.joined)
     return [
         (f"Best mean {metric_name(metric)}", score_text(best.bmta, metric), best.name),
         *joining,
@@ -140,14 +99,14 @@ def _joining_tiles(found: Joining) -> list[tuple[str, str, str]]:
     return [*tiles, ("Silos helped", f"{helped} of {len(answers)}", f"harmed: {harmed}, cannot tell: {unclear}")]
 
 
-def _best_round_tiles(runs: Sequence[Run], table: Sequence[Row]) -> list[tuple[str, str, str]]:
+def _best_round_tiles(found: Findings, table: Sequence[Row]) -> list[tuple[str, str, str]]:
     """What joining came to at the best rounds, for runs that kept no outputs; none without `separate`."""
-    metric, both, worse = runs[0].summary["metric"], compare.joining(runs), compare.worse_than_alone(runs)
+    metric, both, worse = found.metric, found.joining, found.worse_than_alone
     row = next((row for row in table if row.name in both), None)
     if row is None:
         return []
     alone, together = (float(np.mean(list(each.values()))) for each in both[row.name])
-    gained = together == alone or (together > alone) == compare.higher_is_better(runs)
+    gained = together == alone or (together > alone) == found.higher_is_better
     label, count = "Gained by joining" if gained else "Lost by joining", len(both[row.name][1])
     return [
         (label, difference_text(together - alone, metric), f"{row.method}, mean over clients"),
@@ -155,9 +114,9 @@ def _best_round_tiles(runs: Sequence[Run], table: Sequence[Row]) -> list[tuple[s
     ]
 
 
-def _results(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -> str:
-    headlines, metric, colour = [row for row in table if row.headline], runs[0].summary["metric"], colours(runs)
-    pairs = compare.tests(runs, reference)
+def _results(found: Findings, reference: str | None) -> str:
+    table, headlines, metric, colour = found.rows, found.headlines, found.metric, colours(found)
+    pairs = found.tests(reference)
     against = compare.find_row(headlines, reference) if reference else headlines[0]
     p_values = {pair.second: pair.p for pair in pairs if pair.first == against.name}
     heads = ["method:model", "best round", "worst client", "± over clients", "± over seeds", "last round", "last ten"]
@@ -165,12 +124,12 @@ def _results(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -
     lines = []
     for row in table:
         values = (row.bmta, row.worst, row.std_clients, row.std_seeds, row.last, row.last10, row.validated)
-        cells = [_cell(score_text(value, metric), value) for value in values]
+        cells = [html.cell(score_text(value, metric), value) for value in values]
         if pairs:
             p = p_values.get(row.name)
-            cells.append(_cell("reference" if row is against else "–" if p is None else p_text(p), p))
+            cells.append(html.cell("reference" if row is against else "–" if p is None else p_text(p), p))
         kind = "best" if row is table[0] and len(headlines) > 1 else "" if row.headline else "other"
-        lines.append(f'<tr class="{kind}"><th>{_dot(colour[row.method])}{_e(row.name)}</th>{"".join(cells)}</tr>')
+        lines.append(html.row(row.name, cells, kind, colour[row.method]))
     honest = (
         "“Chosen on validation” is the honest one: the test mean of the round with the best mean validation score."
         if any(row.validated is not None for row in table)
@@ -182,10 +141,10 @@ run: they are different things."""
     if pairs:
         note += f""" p: Wilcoxon’s signed-rank test over clients and shared seeds, two-sided, after Holm’s correction
 over {plural(len(pairs), "pair")} of headline models."""
-    direction = "higher" if compare.higher_is_better(runs) else "lower"
-    about = f"Test {_e(metric_name(metric))}, mean over clients and seeds; {direction} is better."
-    tested = _fold("All paired tests", _all_tests(pairs, metric)) if pairs else ""
-    return _section("Results", about, f'{_table(_head(heads), lines)}<p class="note">{note}</p>{tested}')
+    direction = "higher" if found.higher_is_better else "lower"
+    about = f"Test {escaped(metric_name(metric))}, mean over clients and seeds; {direction} is better."
+    tested = html.fold("All paired tests", _all_tests(pairs, metric)) if pairs else ""
+    return html.section("Results", about, f'{html.table(html.head(heads), lines)}<p class="note">{note}</p>{tested}')
 
 
 def _references(rows: Sequence[references.Row], metric: str) -> str:
@@ -196,12 +155,14 @@ def _references(rows: Sequence[references.Row], metric: str) -> str:
     lines = []
     for row in rows:
         values = (row.mean, row.worst, row.std_clients, row.std_seeds, row.last)
-        cells = [_cell(score_text(value, metric), value) for value in values]
-        lines.append(f"<tr><th>{_e(row.name)}</th>{''.join(cells)}</tr>")
+        cells = [html.cell(score_text(value, metric), value) for value in values]
+        lines.append(html.row(row.name, cells))
     about = """What can be had without a federation, and what it has to beat. The pooled rows are one model for all, of
 everyone’s data in one place, which nobody would share."""
-    trained = "".join(f'<p class="note">{_e(row.name)}: {_e(row.note)}.</p>' for row in rows if row.note)
-    return _section("For comparison, without federated learning", about, _table(_head(heads), lines) + trained)
+    trained = "".join(f'<p class="note">{escaped(row.name)}: {escaped(row.note)}.</p>' for row in rows if row.note)
+    return html.section(
+        "For comparison, without federated learning", about, html.table(html.head(heads), lines) + trained
+    )
 
 
 def _all_tests(pairs: Sequence[Pair], metric: str) -> str:
@@ -212,55 +173,58 @@ def _all_tests(pairs: Sequence[Pair], metric: str) -> str:
         r = pair.result
         p_values = (pair.p, pair.p_greater, r.two_sided, r.greater, r.wilcox_two_sided, r.wilcox_greater)
         sign = "−" if r.median < 0 else ""
-        cells = [_cell(str(r.pairs), r.pairs), _cell(f"{r.wins} / {r.ties} / {r.losses}", r.wins - r.losses)]
-        cells += [_cell(sign + difference_text(r.median, metric), r.median), *(_cell(p_text(p), p) for p in p_values)]
-        cells.append(_cell(", ".join(map(str, pair.seeds)), len(pair.seeds)))
-        lines.append(f"<tr><th>{_e(pair.first)} over {_e(pair.second)}</th>{''.join(cells)}</tr>")
-    return _table(_head(heads), lines)
+        cells = [html.cell(str(r.pairs), r.pairs), html.cell(f"{r.wins} / {r.ties} / {r.losses}", r.wins - r.losses)]
+        cells += [
+            html.cell(sign + difference_text(r.median, metric), r.median),
+            *(html.cell(p_text(p), p) for p in p_values),
+        ]
+        cells.append(html.cell(", ".join(map(str, pair.seeds)), len(pair.seeds)))
+        lines.append(html.row(f"{pair.first} over {pair.second}", cells))
+    return html.table(html.head(heads), lines)
 
 
-def _curve_words(runs: Sequence[Run]) -> str:
-    band = " The band spans the seeds." if len({run.summary["seed"] for run in runs}) > 1 else ""
+def _curve_words(found: Findings) -> str:
+    band = " The band spans the seeds." if len({run.summary.seed for run in found.runs}) > 1 else ""
     hidden = " Dashed lines are the methods’ other models; click a name in the legend to show or hide its line."
     return f"The mean over all clients in each round; the last point is the closing exchange.{band}{hidden}"
 
 
-def _clients(runs: Sequence[Run], table: Sequence[Row], found: Joining | None) -> str:
+def _clients(found: Findings) -> str:
     """The table of clients: alone against each headline model, worse ones marked."""
-    members, colour = compare.by_method(runs), colours(runs)
-    columns = [row for row in table if row.headline or len(members) == 1]
-    lonely = next((row for row in columns if members[row.method][0].summary["method"] == compare.ALONE), None)
+    members, colour = found.members, colours(found)
+    columns = [row for row in found.rows if row.headline or len(members) == 1]
+    lonely = next((row for row in columns if members[row.method][0].summary.method == compare.ALONE), None)
     columns.sort(key=lambda row: row is not lonely)
-    summary = (members[lonely.method] if lonely else runs)[0].summary
-    groups, samples = summary.get("groups"), summary.get("samples")
-    both, worse = compare.joining(runs), compare.worse_than_alone(runs)
-    scores = {row.name: compare.client_scores(members[row.method], row.model) for row in columns}
+    summary = (members[lonely.method] if lonely else found.runs)[0].summary
+    groups, samples = summary.groups, summary.samples
+    both, worse = found.joining, found.worse_than_alone
+    scores = {row.name: found.clients(row) for row in columns}
     scores |= {name: together for name, (_, together) in both.items()}
     lines = []
-    for i in compare.client_order(summary["clients"], groups):
-        client = summary["clients"][i]
-        cells = [_cell(str(groups[i]), groups[i])] if groups else []
-        cells += [_cell(f"{samples[i]:,}", samples[i])] if samples else []
+    for i in compare.client_order(summary.clients, groups):
+        client = summary.clients[i]
+        cells = [html.cell(str(groups[i]), groups[i])] if groups else []
+        cells += [html.cell(f"{samples[i]:,}", samples[i])] if samples else []
         for row in columns:
             alone = both[row.name][0].get(client) if row.name in both else None
             lost = any(client == loser for loser, _, _ in worse.get(row.name, []))
-            cells.append(_score_cell(scores[row.name].get(client), alone, lost, summary["metric"]))
-        lines.append(f"<tr><th>{_e(client)}</th>{''.join(cells)}</tr>")
+            cells.append(_score_cell(scores[row.name].get(client), alone, lost, summary.metric))
+        lines.append(html.row(client, cells))
     names = ((row, "alone" if row is lonely else row.name) for row in columns)
-    named = "".join(f'<th data-sort="number">{_dot(colour[row.method])}{_e(name)}</th>' for row, name in names)
-    heads = _head(["client", *(["group"] if groups else []), *(["training samples"] if samples else [])], named)
+    named = "".join(f'<th data-sort="number">{html.dot(colour[row.method])}{escaped(name)}</th>' for row, name in names)
+    heads = html.head(["client", *(["group"] if groups else []), *(["training samples"] if samples else [])], named)
     about = "Every client’s score at the method’s best round, picked on test data, mean over seeds. "
-    if found is not None:
+    if found.joined is not None:
         about += """Shown is each method’s headline model; “Was it worth joining?” speaks of the models handed out at
 the end, so signs may differ. """
     about += "Click a heading to sort. "
     if not both:
         about += "Include the method <code>separate</code> in the comparison to see for whom joining was worth it."
-        return _section("Client by client", about, _table(heads, lines))
-    counts = "; ".join(f"{_e(name)} {len(each)} of {len(both[name][1])}" for name, each in worse.items())
+        return html.section("Client by client", about, html.table(heads, lines))
+    counts = "; ".join(f"{escaped(name)} {len(each)} of {len(both[name][1])}" for name, each in worse.items())
     about += f"Small figures are the change from training alone; ▼ worse than alone at that round: {counts}."
-    about += "" if compare.higher_is_better(runs) else " Lower is better here, so a minus is a gain."
-    return _section("Client by client", about, _table(heads, lines))
+    about += "" if found.higher_is_better else " Lower is better here, so a minus is a gain."
+    return html.section("Client by client", about, html.table(heads, lines))
 
 
 def _joining(found: Joining | None) -> str:
@@ -274,89 +238,79 @@ def _joining(found: Joining | None) -> str:
     lines = []
     for silo in found.silos:
         scores = [silo.alone, *([silo.common] if plain else []), silo.personal]
-        cells = [_cell(f"{silo.samples:,}", silo.samples)]
-        cells += [_interval_cell(estimate_text(score, metric), score) for score in scores]
-        cells += [f'<td class="handed">{_e(silo.handed)}</td>'] if several else []
-        cells.append(_interval_cell(gain_text(silo.gain, metric), silo.gain))
+        cells = [html.cell(f"{silo.samples:,}", silo.samples)]
+        cells += [html.interval_cell(estimate_text(score, metric), score) for score in scores]
+        cells += [f'<td class="handed">{escaped(silo.handed)}</td>'] if several else []
+        cells.append(html.interval_cell(gain_text(silo.gain, metric), silo.gain))
         mark = {"yes": "good", "no": "bad", "cannot tell": "unclear"}[silo.answer]
-        cells.append(f'<td><span class="verdict {mark}">{_e(silo.verdict)}</span></td>')
-        lines.append(f"<tr><th>{_e(silo.client)}</th>{''.join(cells)}</tr>")
-    table = _table(_head(heads, '<th data-sort="text" class="words">worth joining?</th>'), lines, "joining")
-    picture = figures.embed("joining", figures.joining(found)) if len(found.silos) <= figures.MOST_SILOS else ""
-    about = f"<b>{_e(joining_sentence(found))}</b> {_e(joining_words(found))}"
-    return _section("Was it worth joining?", about, picture + table)
+        cells.append(f'<td><span class="verdict {mark}">{escaped(silo.verdict)}</span></td>')
+        lines.append(html.row(silo.client, cells))
+    table = html.table(html.head(heads, '<th data-sort="text" class="words">worth joining?</th>'), lines, "joining")
+    picture = html.embed("joining", figures.joining(found)) if len(found.silos) <= figures.MOST_SILOS else ""
+    about = f"<b>{escaped(joining_sentence(found))}</b> {escaped(joining_words(found))}"
+    return html.section("Was it worth joining?", about, picture + table)
 
 
-def _scorecard(runs: Sequence[Run]) -> str:
+def _scorecard(found: Scorecard | None) -> str:
     """All metrics that fit the task, of the models that silos are handed, with intervals."""
-    try:
-        found = scorecard(runs)
-    except JoiningError:
+    if found is None:
         return ""
     names = list(next(iter(found.silos.values())))
     lines = []
     for client, scores in found.silos.items():
-        cells = [_interval_cell(estimate_text(scores[name], name), scores[name]) for name in names]
-        lines.append(f"<tr><th>{_e(client)}</th>{''.join(cells)}</tr>")
+        cells = [html.interval_cell(estimate_text(scores[name], name), scores[name]) for name in names]
+        lines.append(html.row(client, cells))
     which = f", {found.chosen_by}" if found.chosen_by else ""
     seeds = f"; means over {len(found.seeds)} seeds" if len(found.seeds) > 1 else ""
     about = f"""The test scores of the models that silos are handed at the end, with 95 % intervals{seeds}. Method:
-{_e(found.method)}{which}."""
+{escaped(found.method)}{which}."""
     if "auc" in names:
         about += " A dash: an AUC is not defined where all test samples are of one class."
     arrows = [f"{metric_name(name)} {'↑' if METRICS[name].higher_is_better else '↓'}" for name in names]
-    return _section("By other measures", about, _table(_head(["silo", *arrows]), lines))
+    return html.section("By other measures", about, html.table(html.head(["silo", *arrows]), lines))
 
 
-def _interval_cell(text: str, estimate: Estimate | None) -> str:
-    """An estimate's text with its interval in small print; a dash where there is none."""
-    if estimate is None or np.isnan(estimate.value):
-        return "<td>–</td>"
-    value, _, interval = text.partition(" (")
-    shown = f"<small>({_e(interval)}</small>" if interval else ""
-    return f'<td data-value="{estimate.value!r}">{_e(value)}{shown}</td>'
-
-
-def _newcomers(runs: Sequence[Run]) -> str:
+def _newcomers(found: Findings) -> str:
     """What clients got that were held out of training, beside those that were not; nothing where none was."""
-    served, metric, colour = compare.newcomers(runs), runs[0].summary["metric"], colours(runs)
+    served, metric, colour = found.newcomers, found.metric, colours(found)
     if not served:
         return ""
     lines = []
     for row in served:
         cells = [
-            _cell(score_text(value, metric), None if value is None or np.isnan(value) else value)
+            html.cell(score_text(value, metric), None if value is None or np.isnan(value) else value)
             for each in (row.known, row.newcomers)
             for value in ((each.mean, each.std_clients, each.std_seeds) if each else (None, None, None))
         ]
         difference = None if np.isnan(row.difference) else row.difference
-        cells.append(_cell(signed_text(row.difference, metric) or "–", difference))
+        cells.append(html.cell(signed_text(row.difference, metric) or "–", difference))
         kind = "head" if row.headline else "other"
-        lines.append(f'<tr class="{kind}"><th>{_dot(colour[row.method])}{_e(row.name)}</th>{"".join(cells)}</tr>')
+        lines.append(html.row(row.name, cells, kind, colour[row.method]))
     spreads = ["± over clients", "± over seeds"]
-    heads = _head(["method:model", "known clients", *spreads, "newcomers", *spreads, "difference"])
-    return _section("Newcomers", _newcomer_words(runs, served), _table(heads, lines, "newcomers"))
+    heads = html.head(["method:model", "known clients", *spreads, "newcomers", *spreads, "difference"])
+    return html.section("Newcomers", _newcomer_words(found, served), html.table(heads, lines, "newcomers"))
 
 
-def _newcomer_words(runs: Sequence[Run], served: Sequence[compare.Served]) -> str:
-    first = next(run.summary for run in runs if run.summary.get("novel"))
-    names, counts = first["novel"]["clients"], sorted({count for row in served for count in row.counts})
-    several = " (others in other seeds)" if len({run.summary["seed"] for run in runs}) > 1 else ""
-    text = f"""{" or ".join(map(str, counts))} of {len(first["clients"]) + len(names)} clients were held out of training
-and joined at the end; in seed {first["seed"]}{several} these were {_e(", ".join(names))}. All methods gave them equal
+def _newcomer_words(found: Findings, served: Sequence[Served]) -> str:
+    runs = found.runs
+    first, novel = next((run.summary, run.summary.novel) for run in runs if run.summary.novel)
+    names, counts = novel.clients, sorted({count for row in served for count in row.counts})
+    several = " (others in other seeds)" if len({run.summary.seed for run in runs}) > 1 else ""
+    text = f"""{" or ".join(map(str, counts))} of {len(first.clients) + len(names)} clients were held out of training
+and joined at the end; in seed {first.seed}{several} these were {escaped(", ".join(names))}. All methods gave them equal
 local epochs. Known clients are scored at the closing exchange. Best method on top, its headline model in bold; what
 newcomers alone are given has no known clients. The difference is newcomers less known clients, who are others, so part
 of it may be the luck of the draw."""
-    return text if compare.higher_is_better(runs) else f"{text} Lower is better here, so a minus is a gain."
+    return text if found.higher_is_better else f"{text} Lower is better here, so a minus is a gain."
 
 
-def _graph(runs: Sequence[Run]) -> str:
+def _graph(found: Findings) -> str:
     """Who is related to whom, where a method looks at that."""
-    found = graph.relations(runs)
-    if found is None:
+    related = graph.relations(found)
+    if related is None:
         return ""
-    drawn = figures.embed("graph", graph.picture(found, runs), square=found.crowded)
-    return _section("Who is related to whom", _e(graph.words(found, runs)), drawn)
+    drawn = html.embed("graph", graph.picture(related, found), square=related.crowded)
+    return html.section("Who is related to whom", escaped(graph.words(related, found.runs)), drawn)
 
 
 def _score_cell(value: float | None, alone: float | None, lost: bool, metric: str) -> str:
@@ -369,9 +323,9 @@ def _score_cell(value: float | None, alone: float | None, lost: bool, metric: st
     return f'<td data-value="{value!r}"{kind}>{"▼ " if lost else ""}{score_text(value, metric)}{change}</td>'
 
 
-def _collaboration(runs: Sequence[Run]) -> str:
+def _collaboration(found: Findings) -> str:
     """A heat map a method, of its first seed, one shown at a time."""
-    first = [(method, members[0]) for method, members in compare.by_method(runs).items()]
+    first = [(method, members[0]) for method, members in found.members.items()]
     first = [(method, run) for method, run in first if run.collaboration(None) is not None]
     limit = max(4, 3 * figures.MOST_ROUNDS // max(3, len(first)))
     panels: list[str] = []
@@ -380,24 +334,26 @@ def _collaboration(runs: Sequence[Run]) -> str:
         figure = figures.collaboration(run, limit)
         if figure is not None:
             hidden = " hidden" if panels else ""
-            drawn = figures.embed(f"xi-{number}", figure, square=True)
+            drawn = html.embed(f"xi-{number}", figure, square=True)
             panels.append(f'<div class="panel" id="panel-{number}"{hidden}>{drawn}{_kin(run)}</div>')
-            options.append(f'<option value="panel-{number}">{_e(method)}, seed {_e(run.summary["seed"])}</option>')
+            options.append(
+                f'<option value="panel-{number}">{escaped(method)}, seed {escaped(run.summary.seed)}</option>'
+            )
     if not panels:
         return ""
     choice = f"<p><label>Method <select data-panels>{''.join(options)}</select></label></p>" if len(panels) > 1 else ""
-    lines = "the known groups" if first[0][1].summary.get("groups") else "groups read off the matrix in the best round"
+    lines = "the known groups" if first[0][1].summary.groups else "groups read off the matrix in the best round"
     about = f"""How much each client’s model (column) counts in the model made for another (row). Clients are in order
 of group, then name; orange lines mark {lines}. The scale ends at the largest weight on another client, so a client’s
 own weight on the diagonal may lie beyond it."""
-    return _section("Who learns from whom", about, choice + "".join(panels))
+    return html.section("Who learns from whom", about, choice + "".join(panels))
 
 
 def _kin(run: Run) -> str:
     """What the matrix of the best recorded round says in words."""
     found = run.collaboration(None)
     assert found is not None
-    xi, clients = checked_xi(run, found), run.summary["clients"]
+    xi, clients = checked_xi(run, found), run.summary.clients
     labels, (groups, known) = statistics.kin(xi), xi_groups(run, xi)
     order = compare.client_order(clients, None)
     families = [[clients[i] for i in order if labels[i] == label] for label in np.unique(labels)]
@@ -407,13 +363,13 @@ def _kin(run: Run) -> str:
     index = ""
     if known and len(set(groups.tolist())) < len(groups):
         index = f"; adjusted Rand index {statistics.adjusted_rand(labels, groups):.2f} with the known ones"
-    items = "".join(f"<li>{_e(', '.join(family))}</li>" for family in families)
+    items = "".join(f"<li>{escaped(', '.join(family))}</li>" for family in families)
     about = '<p class="note">Clients that give each other clearly more than the uniform share:</p>'
-    return _fold(f"Groups found in the best recorded round: {len(families)}{index}", f"{about}<ul>{items}</ul>")
+    return html.fold(f"Groups found in the best recorded round: {len(families)}{index}", f"{about}<ul>{items}</ul>")
 
 
-def _settings(runs: Sequence[Run], about: Mapping[str, Any]) -> str:
-    members = compare.by_method(runs)
+def _settings(found: Findings, about: Mapping[str, Any]) -> str:
+    members, runs = found.members, found.runs
     first = {method: compare.flat_settings(each[0].config) for method, each in members.items()}
     differ = compare.differing(list(first.values()))
     varying = compare.differing([compare.flat_settings(run.config) for run in runs])  # seeds among them
@@ -421,27 +377,33 @@ def _settings(runs: Sequence[Run], about: Mapping[str, Any]) -> str:
     varied = [[key, *(each.get(key, "–") for each in first.values())] for key in differ]
     costs = []
     for method, each in members.items():
-        seconds, *sizes = (_average(each, key) for key in ("seconds", "bytes_down", "bytes_up", "peak_bytes"))
+        told = [run.summary for run in each]
+        seconds = _average([s.seconds for s in told])
+        down, up = _average([s.bytes_down for s in told]), _average([s.bytes_up for s in told])
+        sizes = down, up, _average([s.peak_bytes for s in told])
         costs.append([method, "–" if seconds is None else f"{seconds:,.1f} s", *map(_size, sizes)])
     machine: dict[str, dict[str, None]] = {}
     for run in runs:
-        facts = {key: run.summary.get(key) for key in ("commit", "device", "execution")}
-        for key, value in compare.flat_settings(facts | dict(run.summary.get("versions") or {})).items():
+        summary = run.summary
+        facts = {"commit": summary.commit, "device": summary.device, "execution": summary.execution}
+        for key, value in compare.flat_settings(facts | dict(summary.versions)).items():
             machine.setdefault(key, {})[str(value)] = None
-    head = _head(["method", "time", "sent to clients", "sent by clients", "peak memory"])
-    settings = f"<h3>By method</h3>{_table(_head(['setting', *first]), _lines(varied), 'wrap')}" if varied else ""
+    head = html.head(["method", "time", "sent to clients", "sent by clients", "peak memory"])
+    settings = (
+        f"<h3>By method</h3>{html.table(html.head(['setting', *first]), html.lines(varied), 'wrap')}" if varied else ""
+    )
     settings += "<h3>The same in all runs</h3>" if len(runs) > 1 else ""
-    settings += _table("", _lines([*same.items(), *compare.flat_settings(about).items()]), "wrap")
-    body = _fold("Time and traffic of a whole run, means over seeds", _table(head, _lines(costs)))
-    body += _fold("Settings", settings)
+    settings += html.table("", html.lines([*same.items(), *compare.flat_settings(about).items()]), "wrap")
+    body = html.fold("Time and traffic of a whole run, means over seeds", html.table(head, html.lines(costs)))
+    body += html.fold("Settings", settings)
     versions = [[key, ", ".join(values)] for key, values in machine.items()]
-    body += _fold("Versions and machine", _table("", _lines(versions), "wrap"))
-    return _section("Behind the numbers", "", body)
+    body += html.fold("Versions and machine", html.table("", html.lines(versions), "wrap"))
+    return html.section("Behind the numbers", "", body)
 
 
-def _average(members: Sequence[Run], key: str) -> float | None:
-    values = [float(run.summary[key]) for run in members if run.summary.get(key) is not None]
-    return float(np.mean(values)) if values else None
+def _average(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
 
 
 def _size(value: float | None) -> str:
@@ -451,63 +413,17 @@ def _size(value: float | None) -> str:
     return f"{value / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
-def _title(runs: Sequence[Run]) -> str:
-    summary, methods = runs[0].summary, compare.by_method(runs)
+def _title(found: Findings) -> str:
+    summary, methods = found.runs[0].summary, found.members
     what = next(iter(methods)) if len(methods) == 1 else f"{len(methods)} methods compared"
-    return f"{what} on {summary['data']} ({summary['split']})"
+    return f"{what} on {summary.data} ({summary.split})"
 
 
-def _chips(runs: Sequence[Run]) -> list[str]:
-    summary, seeds = runs[0].summary, sorted({int(run.summary["seed"]) for run in runs})
-    chips = [f"data: {summary['data']}", f"split: {summary['split']}", plural(len(summary["clients"]), "client")]
-    if summary.get("groups"):
-        chips.append(plural(len(set(summary["groups"])), "known group"))
-    chips.append(f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}")
-    return [*chips, plural(max(int(run.summary["rounds"]) for run in runs), "round")]
-
-
-def _section(heading: str, about: str, body: str) -> str:
-    return f'<section><h2>{heading}</h2><p class="about">{about}</p>{body}</section>'
-
-
-def _switch(name: str, shown: Mapping[str, str]) -> str:
-    """{label: HTML}, one shown at a time, the first at first; a button each."""
-    buttons, panels = "", ""
-    for number, (label, body) in enumerate(shown.items()):
-        place = _e(f"panel-{name}-{number}")
-        buttons += f'<button data-panel="{place}" aria-pressed="{"false" if number else "true"}">{_e(label)}</button>'
-        panels += f'<div class="panel" id="{place}"{" hidden" if number else ""}>{body}</div>'
-    return f'<p class="switch">{buttons}</p>{panels}'
-
-
-def _fold(heading: str, body: str) -> str:
-    return f"<details><summary>{_e(heading)}</summary>{body}</details>"
-
-
-def _table(head: str, lines: Iterable[str], kind: str = "") -> str:
-    return f'<div class="scroll"><table class="{kind}">{head}<tbody>{"".join(lines)}</tbody></table></div>'
-
-
-def _head(heads: Sequence[str], more: str = "") -> str:
-    cells = [f'<th data-sort="{"number" if i else "text"}">{_e(head)}</th>' for i, head in enumerate(heads)]
-    return f"<thead><tr>{''.join(cells)}{more}</tr></thead>"
-
-
-def _lines(table: Iterable[Sequence[object]]) -> list[str]:
-    return [f"<tr><th>{_e(first)}</th>{''.join(f'<td>{_e(v)}</td>' for v in rest)}</tr>" for first, *rest in table]
-
-
-def _cell(text: str, value: float | None) -> str:
-    return f"<td>{_e(text)}</td>" if value is None else f'<td data-value="{float(value)!r}">{_e(text)}</td>'
-
-
-def _dot(colour: str) -> str:
-    return f'<i class="dot" style="background:{colour}"></i>'
-
-
-def _digest(script: str) -> str:
-    return base64.b64encode(hashlib.sha256(script.encode("utf-8")).digest()).decode("ascii")
-
-
-def _e(value: object) -> str:
-    return escape(str(value))
+def chips(found: Findings) -> list[str]:
+    runs = found.runs
+    summary, seeds = runs[0].summary, sorted({run.summary.seed for run in runs})
+    told = [f"data: {summary.data}", f"split: {summary.split}", plural(len(summary.clients), "client")]
+    if summary.groups:
+        told.append(plural(len(set(summary.groups)), "known group"))
+    told.append(f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}")
+    return [*told, plural(max(run.summary.rounds for run in runs), "round")]

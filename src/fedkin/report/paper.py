@@ -14,6 +14,7 @@ import numpy as np
 
 from ..evidence import comparison
 from ..evidence.comparison import Row, Run
+from ..evidence.findings import Findings
 from ..evidence.worth_joining import Joining
 from .words import (
     ANSWERS,
@@ -23,10 +24,10 @@ from .words import (
     checked_xi,
     colours,
     is_share,
-    joined,
     metric_name,
     xi_groups,
 )
+from .writing import whole
 
 try:
     import matplotlib
@@ -60,32 +61,29 @@ STYLE: dict[Any, Any] = {  # Any: newer matplotlib types the keys, older ones do
 }
 
 
-def write_figures(runs: Sequence[Run], folder: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
+def write_figures(found: Findings, folder: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Write curves, distribution, the gains of joining (beside `separate`) and, for each method that has one, xi of its
     best round; return the paths."""
-    folder.mkdir(parents=True, exist_ok=True)
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
-        figures = {"curves": curves(runs), "distribution": distribution(runs)}
-        found = joined(runs)
-        if found is not None:
-            figures["joining"] = joining(found)
-        for method, members in comparison.by_method(runs).items():
+        figures = {"curves": curves(found), "distribution": distribution(found)}
+        if found.joined is not None:
+            figures["joining"] = joining(found.joined)
+        for method, members in found.members.items():
             drawn = collaboration(members[0])
             if drawn is not None:
-                figures[_unused(f"collaboration-{_file_name(method)}", figures)] = drawn
-        return [_save(figure, folder / f"{name}.{kind}") for name, figure in figures.items() for kind in formats]
+                figures[_unused(f"collaboration-{file_name(method)}", figures)] = drawn
+        return [save(figure, folder / f"{name}.{kind}") for name, figure in figures.items() for kind in formats]
 
 
-def curves(runs: Sequence[Run]) -> Figure:
+def curves(found: Findings) -> Figure:
     """Mean over clients by round with the range of the seeds as a band."""
     figure, axes = _blank(COLUMN, 2.35)
-    members, colour = comparison.by_method(runs), colours(runs)
-    shown = _shown(runs)
+    members, colour, shown = found.members, colours(found), _shown(found)
     values = []
     for place, row in reversed(list(enumerate(shown))):  # the best is drawn last, on top
-        line = comparison.curve(members[row.method], row.model)
+        line = found.curve(row)
         values += [line.low, line.high]
         style: dict[str, Any] = {"color": colour[row.method], "linestyle": "-" if row.headline else "--"}
         step = max(1, len(line.rounds) // 8)
@@ -99,14 +97,14 @@ def curves(runs: Sequence[Run]) -> Figure:
         if len(row.seeds) > 1:
             axes.fill_between(line.rounds, line.low, line.high, color=colour[row.method], alpha=0.15, linewidth=0)
     every = np.concatenate(values)
-    if not comparison.higher_is_better(runs) and every.min() > 0 and every.max() > 20 * every.min():
+    if not found.higher_is_better and every.min() > 0 and every.max() > 20 * every.min():
         axes.set_yscale("log")
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_formatter(NullFormatter())
-    elif is_share(runs[0].summary["metric"]):
+    elif is_share(found.metric):
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set(xlabel="round", ylabel=f"mean test {metric_name(runs[0].summary['metric'])}")
+    axes.set(xlabel="round", ylabel=f"mean test {metric_name(found.metric)}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(axis="y")
     handles = list(reversed(axes.get_lines()))
@@ -114,14 +112,13 @@ def curves(runs: Sequence[Run]) -> Figure:
     return figure
 
 
-def distribution(runs: Sequence[Run]) -> Figure:
+def distribution(found: Findings) -> Figure:
     """Each client's score at the best round, the mean over seeds: a strip, and a box where there are enough clients."""
-    shown = _shown(runs)
+    shown, colour = _shown(found), colours(found)
     figure, axes = _blank(COLUMN, 0.75 + 0.27 * len(shown))
-    members, colour = comparison.by_method(runs), colours(runs)
     spread = np.random.default_rng(0)
     for place, row in enumerate(shown):
-        values = np.array(list(comparison.client_scores(members[row.method], row.model).values()))
+        values = np.array(list(found.clients(row).values()))
         paint = colour[row.method]
         if len(values) >= BOX_FROM:
             low, median, high = np.quantile(values, [0.25, 0.5, 0.75])
@@ -133,9 +130,9 @@ def distribution(runs: Sequence[Run]) -> Figure:
         axes.scatter(values, height, s=6, color=paint, alpha=0.55, linewidths=0)
     axes.set_yticks(range(len(shown)), [_label(row, shown) for row in shown])
     axes.set_ylim(len(shown) - 0.5, -0.5)
-    if is_share(runs[0].summary["metric"]):
+    if is_share(found.metric):
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.set_xlabel(f"test {metric_name(runs[0].summary['metric'])} of a client")
+    axes.set_xlabel(f"test {metric_name(found.metric)} of a client")
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x")
     return figure
@@ -172,7 +169,7 @@ def collaboration(run: Run) -> Figure | None:
         return None
     xi = checked_xi(run, found)
     groups, known = xi_groups(run, xi)
-    order = comparison.client_order(run.summary["clients"], groups)
+    order = comparison.client_order(run.summary.clients, groups)
     figure, axes = _blank(COLUMN, 2.9)
     largest = float((xi - np.diag(np.diag(xi))).max()) or 1.0
     image = axes.imshow(xi[np.ix_(order, order)], cmap="Blues", vmin=0, vmax=largest, interpolation="nearest")
@@ -180,7 +177,7 @@ def collaboration(run: Run) -> Figure | None:
         for draw in (axes.axhline, axes.axvline):
             draw(at, color="#D55E00", linewidth=0.7, linestyle="-" if known else ":")
     if len(order) <= NAMED_UP_TO:
-        names = [run.summary["clients"][i] for i in order]
+        names = [run.summary.clients[i] for i in order]
         size = 6 if len(order) <= 20 else 4.5
         axes.set_xticks(range(len(order)), names, rotation=90, fontsize=size)
         axes.set_yticks(range(len(order)), names, fontsize=size)
@@ -200,10 +197,9 @@ def _nearest(run: Run) -> int:
     return min(run.recorded, key=lambda k: abs(k - best_round(run)), default=best_round(run))
 
 
-def _shown(runs: Sequence[Run]) -> list[Row]:
+def _shown(found: Findings) -> list[Row]:
     """All models of a single method; beside others, headlines only."""
-    table = comparison.rows(runs)
-    return table if len({row.method for row in table}) == 1 else [row for row in table if row.headline]
+    return found.rows if len(found.members) == 1 else found.headlines
 
 
 def _label(row: Row, shown: Sequence[Row]) -> str:
@@ -216,14 +212,16 @@ def _blank(width: float, height: float) -> tuple[Figure, Any]:
     return figure, figure.add_subplot()
 
 
-def _save(figure: Figure, path: Path) -> Path:
+def save(figure: Figure, path: Path) -> Path:
+    """Writes a figure and returns its path; one that was there before stays if that fails."""
     # Without the date the same runs give the same file.
     metadata = {"CreationDate": None} if path.suffix == ".pdf" else None
-    figure.savefig(path, metadata=metadata)
+    with whole(path) as new:
+        figure.savefig(new, format=path.suffix.removeprefix("."), metadata=metadata)
     return path
 
 
-def _file_name(text: str) -> str:
+def file_name(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9._=-]+", "-", text).strip("-.") or "method"
 
 

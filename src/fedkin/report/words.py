@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from ..evidence import comparison
 from ..evidence.comparison import Row, Run
 from ..evidence.estimates import Estimate
-from ..evidence.worth_joining import Joining, JoiningError, worth_joining
+from ..evidence.findings import Findings
+from ..evidence.worth_joining import Joining
 from ..maths import statistics
 
 # Okabe and Ito's colours, then Tol's muted ones: told apart by colour-blind readers. `separate` is always grey.
@@ -30,10 +31,10 @@ BOX_FROM = 8
 NAMED_UP_TO = 40
 
 
-def colours(runs: Sequence[Run]) -> dict[str, str]:
+def colours(found: Findings) -> dict[str, str]:
     """One colour a method, whatever the order of the runs; after twelve they repeat."""
-    members = comparison.by_method(runs)
-    joining = [method for method in sorted(members) if members[method][0].summary["method"] != comparison.ALONE]
+    members = found.members
+    joining = [method for method in sorted(members) if members[method][0].summary.method != comparison.ALONE]
     return dict.fromkeys(members, GREY) | {m: PALETTE[i % len(PALETTE)] for i, m in enumerate(joining)}
 
 
@@ -108,14 +109,6 @@ def difference_text(value: float, metric: str) -> str:
     return f"{abs(value):.3f}" if metric == "auc" else _digits(abs(value), 3)
 
 
-def joined(runs: Sequence[Run]) -> Joining | None:
-    """Whether it was worth joining, in the runs' metric; None where that cannot be said of these runs."""
-    try:
-        return worth_joining(runs)
-    except JoiningError:
-        return None
-
-
 def joining_sentence(found: Joining) -> str:
     """The silos' answers counted, and what they gain on average, which may be sure where no single answer is."""
     if len(found.silos) == 1 or np.isnan(found.together.value):
@@ -166,55 +159,54 @@ def _equals(p: float) -> str:
     return p_text(p) if p < 1e-4 else f"= {p_text(p)}"
 
 
-def finding(runs: Sequence[Run], reference: str | None = None) -> list[str]:
-    """What was found, in sentences; the first is the headline. The reference is the one of `comparison.tests`.
+def finding(found: Findings, reference: str | None = None) -> list[str]:
+    """What was found, in sentences; the first is the headline. The reference is the one of `Findings.tests`.
 
-    Whether joining was worth it is left to `joined` where that has an answer.
+    Whether joining was worth it is left to `joining_sentence` where that has an answer.
     """
-    everyone = [row for row in comparison.rows(runs) if row.headline]
+    everyone = found.headlines
     table = [row for row in everyone if row.method != comparison.ORACLE] or everyone
-    sentences = [_alone_sentence(runs, table[0])] if len(table) == 1 else [_lead(runs, table, reference)]
-    sentences += _joining_sentence(runs, table) if joined(runs) is None else []
+    sentences = [_alone_sentence(found, table[0])] if len(table) == 1 else [_lead(found, table, reference)]
+    sentences += _joining_sentence(found, table) if found.joined is None else []
     if all(row.validated is not None for row in table):
-        sign = -1 if comparison.higher_is_better(runs) else 1
+        sign = -1 if found.higher_is_better else 1
         honest = sorted(table, key=lambda row: sign * (row.validated or 0.0))
-        values = [score_text(row.validated, runs[0].summary["metric"]) for row in honest]
+        values = [score_text(row.validated, found.metric) for row in honest]
         who = "it is" if len(table) == 1 else f"{honest[0].method} leads with"
         if values[:1] == values[1:2]:
             who = f"{honest[0].method} and {honest[1].method} are level at"
         sentences.append(f"With the round chosen on validation data, which is the honest choice, {who} {values[0]}.")
     for row in everyone:
         if row not in table:
-            best = score_text(row.bmta, runs[0].summary["metric"])
+            best = score_text(row.bmta, found.metric)
             sentences.append(f"{row.method} was told the groups; it is no contender but the mark to reach: {best}.")
     return sentences
 
 
-def _alone_sentence(runs: Sequence[Run], row: Row) -> str:
-    summary = runs[0].summary
-    metric, count = summary["metric"], len(summary["clients"])
+def _alone_sentence(found: Findings, row: Row) -> str:
+    runs, metric, count = found.runs, found.metric, len(found.runs[0].summary.clients)
     best = f"{metric_name(metric)} of {score_text(row.bmta, metric)}"
     text = f"{row.method} reaches a mean test {best} over {plural(count, 'client')}"
     if len(runs) == 1:
-        k, rounds = best_round(runs[0]), int(summary["rounds"])
+        k, rounds = best_round(runs[0]), runs[0].summary.rounds
         text += f", in round {k} of {rounds}" if k <= rounds else f", after the last of {plural(rounds, 'round')}"
     else:
         text += f", the mean of {len(runs)} seeds"
     return f"{text}; the worst client has {score_text(row.worst, metric)}."
 
 
-def _lead(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -> str:
+def _lead(found: Findings, table: Sequence[Row], reference: str | None) -> str:
     first, second = table[0], table[1]
-    metric = runs[0].summary["metric"]
+    metric = found.metric
     best, next_best = score_text(first.bmta, metric), score_text(second.bmta, metric)
     if best == next_best:
         return f"{first.method} and {second.method} are level at a mean test {metric_name(metric)} of {best}."
     name = "Training alone" if first.method == comparison.ALONE else first.method
-    side = "above" if comparison.higher_is_better(runs) else "below"
+    side = "above" if found.higher_is_better else "below"
     gap = difference_text(first.bmta - second.bmta, metric)
     best = f"a mean test {metric_name(metric)} of {best} at its best round"
     text = f"{name} does best: {best}, {gap} {side} {second.method} ({next_best})"
-    for pair in comparison.tests(runs, reference):
+    for pair in found.tests(reference):
         if {pair.first, pair.second} == {first.name, second.name}:
             wins, losses = pair.result.wins, pair.result.losses
             wins, losses = (wins, losses) if pair.first == first.name else (losses, wins)
@@ -226,10 +218,9 @@ def _lead(runs: Sequence[Run], table: Sequence[Row], reference: str | None) -> s
     return f"{text}."
 
 
-def _joining_sentence(runs: Sequence[Run], table: Sequence[Row]) -> list[str]:
+def _joining_sentence(found: Findings, table: Sequence[Row]) -> list[str]:
     """How many clients the best joint method serves worse than training alone."""
-    metric = runs[0].summary["metric"]
-    both, worse = comparison.joining(runs), comparison.worse_than_alone(runs)
+    metric, both, worse = found.metric, found.joining, found.worse_than_alone
     row = next((row for row in table if row.name in both), None)
     if row is None:
         return []
@@ -242,10 +233,10 @@ def _joining_sentence(runs: Sequence[Run], table: Sequence[Row]) -> list[str]:
     return [f"Joining took the mean {change}; {losers} of {count} clients did better alone."]
 
 
-def caveats(runs: Sequence[Run]) -> list[str]:
+def caveats(found: Findings) -> list[str]:
     """What a reader has to know before trusting the comparison, in sentences."""
-    members = comparison.by_method(runs)
-    seeds = {method: [int(run.summary["seed"]) for run in each] for method, each in members.items()}
+    members = found.members
+    seeds = {method: [run.summary.seed for run in each] for method, each in members.items()}
     notes = []
     if len({tuple(each) for each in seeds.values()}) > 1:
         listed = "; ".join(f"{method}: {', '.join(map(str, each))}" for method, each in seeds.items())
@@ -257,7 +248,7 @@ def caveats(runs: Sequence[Run]) -> list[str]:
         notes.append(
             "There is one seed only, so how results vary from run to run is unknown: repeat with three or more."
         )
-    lengths = {method: sorted({int(run.summary["rounds"]) for run in each}) for method, each in members.items()}
+    lengths = {method: sorted({run.summary.rounds for run in each}) for method, each in members.items()}
     if len({length for each in lengths.values() for length in each}) > 1:
         listed = "; ".join(f"{method}: {', '.join(map(str, each))}" for method, each in lengths.items())
         notes.append(f"The runs had different numbers of rounds ({listed}).")
@@ -265,15 +256,14 @@ def caveats(runs: Sequence[Run]) -> list[str]:
         changed = comparison.variations(each)
         if changed:
             notes.append(f"The seeds of {method} differ in other settings as well: {', '.join(changed)}.")
-    pairs = comparison.tests(runs)
-    if any(pair.result.pairs < 10 for pair in pairs):
+    if any(pair.result.pairs < 10 for pair in found.tests()):
         notes.append("Some tests have fewer than ten pairs; the normal approximation is rough there.")
     return notes
 
 
 def xi_groups(run: Run, xi: NDArray[Any]) -> tuple[NDArray[np.int64], bool]:
     """(m,) labels to order clients by, and whether they are known: the federation's groups, or those read off xi."""
-    groups = run.summary.get("groups")
+    groups = run.summary.groups
     return (statistics.kin(xi), False) if groups is None else (np.asarray(groups, dtype=np.int64), True)
 
 
@@ -291,7 +281,7 @@ def recorded_xi(run: Run, limit: int) -> dict[int, NDArray[np.float32]]:
 
 
 def checked_xi(run: Run, xi: NDArray[Any]) -> NDArray[np.float32]:
-    m = len(run.summary["clients"])
+    m = len(run.summary.clients)
     if xi.shape != (m, m):
         raise ValueError(f"A collaboration matrix in {run.path} has shape {xi.shape}, but the run has {m} clients.")
     return np.asarray(xi, dtype=np.float32)
@@ -299,4 +289,4 @@ def checked_xi(run: Run, xi: NDArray[Any]) -> NDArray[np.float32]:
 
 def best_round(run: Run) -> int:
     """The round in which the headline model was best."""
-    return int(run.summary["models"][run.summary["headline"]]["bmta_round"])
+    return run.summary.models[run.summary.headline].bmta_round

@@ -33,6 +33,7 @@ from ..base.wording import did_you_mean
 from ..errors import FedkinError
 from ..evidence.estimates import Estimate
 from ..evidence.outputs import Outputs
+from ..evidence.records import Line, Summary
 from .config import Config, read_toml, resolve, to_toml
 
 GRAPH = "graph.npz"
@@ -123,20 +124,20 @@ class Writer:
             os.truncate(path, before)
             raise _unwritten(path, error) from None
 
-    def cut_back(self, round: int) -> list[dict[str, Any]]:
+    def cut_back(self, round: int) -> list[Line]:
         """Drops what lies after a round (a resumed run writes it again) and returns the lines that stay."""
-        kept = []
-        for record in read_lines(self.path / "rounds.jsonl"):
-            if record["round"] > round or record.get("final"):
+        kept, text = list[Line](), ""
+        for line, record in _lines(self.path / "rounds.jsonl"):
+            if record.round > round or record.final:
                 break
             kept.append(record)
-        told = kept[-1]["round"] if kept else 0
+            text += f"{line}\n"
+        told = kept[-1].round if kept else 0
         if told < round:
             raise RunError(
                 f"The checkpoint in {self.path} is of round {round}, but the whole lines of rounds.jsonl end with "
                 f"round {told}. Remove {self.checkpoint} to start from round 1."
             )
-        text = "".join(json.dumps(r, allow_nan=False) + "\n" for r in kept)
         replace_file(self.path / "rounds.jsonl", text.encode())
         for file in (self.path / "collaboration").glob("round-*.npy"):
             if int(file.stem.removeprefix("round-")) > round:
@@ -211,16 +212,19 @@ def _plain(value: Any) -> Any:
 # ---- reading ----
 
 
-def read_lines(path: Path) -> list[dict[str, Any]]:
+def read_lines(path: Path) -> list[Line]:
     """The whole lines of rounds.jsonl; a last line that a crash cut short is left out."""
-    records: list[dict[str, Any]] = []
-    if path.exists():
-        for line in path.read_text(encoding="utf-8").splitlines():
-            try:
-                records.append(json.loads(line))
-            except json.JSONDecodeError:
-                break
-    return records
+    return [record for _, record in _lines(path)]
+
+
+def _lines(path: Path) -> Iterator[tuple[str, Line]]:
+    """Each line as it stands there, and what it says."""
+    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+        try:
+            record = Line.read(json.loads(line))
+        except ValueError:
+            return
+        yield line, record
 
 
 class RunFolder:
@@ -248,22 +252,19 @@ class RunFolder:
         return (self.path / "summary.json").exists()
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         if not self.complete:
             raise RunError(f"The run in {self.path} is not finished; continue it with `fedkin resume {self.path}`.")
         path = self.path / "summary.json"
         try:
-            found = json.loads(path.read_text(encoding="utf-8"))
-            if not isinstance(found, dict) or "models" not in found:
-                raise ValueError("it is not a summary")
-            return found
+            return Summary.read(json.loads(path.read_text(encoding="utf-8")))
         except ValueError as error:
             raise RunError(
                 f"{path} is damaged ({error}); remove it, and `fedkin resume {self.path}` writes it again."
             ) from None
 
     @cached_property
-    def rounds(self) -> list[dict[str, Any]]:
+    def rounds(self) -> list[Line]:
         return read_lines(self.path / "rounds.jsonl")
 
     @property
@@ -289,7 +290,7 @@ class RunFolder:
         if not self.recorded:
             return None
         if round is None:
-            best = self.summary["models"][self.summary["headline"]]["bmta_round"]
+            best = self.summary.models[self.summary.headline].bmta_round
             round = min(self.recorded, key=lambda r: (abs(r - best), r))
         path = self.path / "collaboration" / f"round-{round:04d}.npy"
         if not path.exists():
@@ -305,7 +306,7 @@ class RunFolder:
     def model_file(self, client: str) -> Path:
         path = self.path / "models" / f"{file_name(client)}.safetensors"
         if not path.exists():
-            names = self.summary["clients"]
+            names = self.summary.clients
             have = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
             hint = did_you_mean(client, names, 0.6)
             raise RunError(f"There is no model of a client {client!r} in {self.path}. {hint}Clients are {have}.")
@@ -341,9 +342,9 @@ class RunFolder:
 
     def scores(self, model: str | None = None, part: str = "test") -> NDArray[np.float64]:
         """(rounds, clients) scores of a model (the headline) on test or validation data, the closing line last."""
-        name = model or self.summary["headline"]
-        if name not in self.summary["models"]:
-            raise RunError(f"The run has no model {name!r}; it has {', '.join(self.summary['models'])}.")
-        lines = [r["models"][name] for r in self.rounds if not r.get("novel")]
-        vectors = [r["clients"] if part == "test" else (r["validation"] or {}).get("clients", []) for r in lines]
-        return np.array(vectors, dtype=np.float64)
+        name = model or self.summary.headline
+        if name not in self.summary.models:
+            raise RunError(f"The run has no model {name!r}; it has {', '.join(self.summary.models)}.")
+        lines = [line.models[name] for line in self.rounds if not line.novel]
+        held = [each if part == "test" else each.validation for each in lines]
+        return np.array([each.clients if each else () for each in held], dtype=np.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from torch import Tensor
 from ..data.federation import Federation
 from ..engines.simulation import Listener
 from ..engines.start import Network, Settings, configured, table
-from ..evidence import comparison, worth_joining
+from ..evidence.comparison import Pair, Row
+from ..evidence.findings import Findings
 from ..evidence.references import Reference, rows
+from ..evidence.worth_joining import Joining
 from ..runs.config import merge
 from . import references
 from .carry_out import carry_out
@@ -31,29 +33,33 @@ class Results:
     runs: list[Run]
     path: Path
 
-    def rows(self) -> list[comparison.Row]:
-        """The table: a row for each `method:model`."""
-        return comparison.rows(self.runs)
+    @cached_property
+    def findings(self) -> Findings:
+        """What may be said of the runs; each statistic is worked out once."""
+        return Findings(self.runs)
 
-    def tests(self, reference: str | None = None) -> list[comparison.Pair]:
+    def rows(self) -> list[Row]:
+        """The table: a row for each `method:model`."""
+        return list(self.findings.rows)
+
+    def tests(self, reference: str | None = None) -> list[Pair]:
         """Wilcoxon's signed-rank test between headline models, corrected by Holm."""
-        return comparison.tests(self.runs, reference)
+        return list(self.findings.tests(reference))
 
     def worse_than_alone(self) -> dict[str, list[tuple[str, float, float]]]:
         """For each headline, the clients for whom joining was worse than alone: (name, alone, joined)."""
-        return comparison.worse_than_alone(self.runs)
+        return dict(self.findings.worse_than_alone)
 
-    def worth_joining(self, metric: str | None = None) -> worth_joining.Joining:
+    def worth_joining(self, metric: str | None = None) -> Joining:
         """For each silo: alone, with one global model, with its own from joining, and whether that was worth it.
 
         In the runs' metric, or another that fits the task (`metric="auc"`).
         """
-        return worth_joining.worth_joining(self.runs, metric)
+        return self.findings.worth_joining(metric)
 
     def references(self) -> list[Reference]:
         """What was scored without federated learning, where that was asked for; `evidence.references.rows` of it."""
-        metric = self.runs[0].summary["metric"]
-        return [each for each in references.read(self.path) if each.metric == metric]
+        return [each for each in references.read(self.path) if each.metric == self.findings.metric]
 
     def frame(self) -> Any:
         """The table as a pandas frame."""
@@ -67,13 +73,13 @@ class Results:
 
         target = Path(path) if path is not None else self.path / "report.html"
         without = rows(self.references())
-        return write_report(self.runs, target, title, {"notes": list(notes), "references": without})
+        return write_report(self.findings, target, title, {"notes": list(notes), "references": without})
 
     def figures(self, folder: Path | str | None = None, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
         """Writes the figures for print."""
         from ..report import write_figures
 
-        return write_figures(self.runs, Path(folder) if folder is not None else self.path / "figures", formats)
+        return write_figures(self.findings, Path(folder) if folder is not None else self.path / "figures", formats)
 
 
 def compare(

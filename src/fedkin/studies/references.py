@@ -30,6 +30,7 @@ from ..data.federation import Client, Pair
 from ..engines.assembly import Assembly
 from ..engines.simulation import Interrupted, Listener
 from ..errors import FedkinError
+from ..evidence.records import Line
 from ..evidence.references import Reference
 from ..maths.statistics import best_mean
 from ..runs.checkpoint import digest
@@ -209,7 +210,7 @@ def _pooled(ready: Assembly, listener: Listener) -> tuple[Tensor, Tensor, str]:
         for round in range(1, config.rounds + 1):
             W = cohort.fit(W, round)
             found.append(evaluate(ready.execution, tests, W.expand(len(tests), -1), task.metric))
-            listener.on_round({"round": round})
+            listener.on_round(Line(round=round))
             if listener.stop():
                 raise Interrupted(f"Stopped in round {round} of the pooled model, which has to be begun again.")
     try:

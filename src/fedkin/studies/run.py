@@ -12,6 +12,7 @@ from ..data.federation import Federation
 from ..engines import start
 from ..engines.simulation import Listener
 from ..engines.start import Network, Settings
+from ..evidence.findings import Findings
 from ..runs.config import Config
 from ..runs.folder import RunError, RunFolder
 from ..runs.saved_model import Network as Own
@@ -45,11 +46,11 @@ class Run(RunFolder):
         except ImportError:
             raise RunError("A frame needs pandas: `pip install pandas`.") from None
         rows = [
-            {"round": r["round"], "model": name, "client": client, "score": score}
-            for r in self.rounds
-            if not r.get("novel")
-            for name, scores in r["models"].items()
-            for client, score in zip(self.summary["clients"], scores["clients"], strict=True)
+            {"round": line.round, "model": name, "client": client, "score": score}
+            for line in self.rounds
+            if not line.novel
+            for name, scores in line.models.items()
+            for client, score in zip(self.summary.clients, scores.clients, strict=True)
         ]
         return pd.DataFrame(rows)
 
@@ -57,7 +58,7 @@ class Run(RunFolder):
         """A plotly figure: the metric over rounds."""
         from ..report import figures
 
-        return figures.curves([self])
+        return figures.curves(Findings([self]))
 
     def plot_collaboration(self) -> Any:
         """A plotly figure: xi as a heat map."""
@@ -69,7 +70,7 @@ class Run(RunFolder):
         """A plotly figure: the distribution over clients."""
         from ..report import figures
 
-        return figures.distribution([self])
+        return figures.distribution(Findings([self]))
 
 
 def run(

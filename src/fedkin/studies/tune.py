@@ -220,10 +220,10 @@ def _trial(point: Point) -> Trial:
     if not point.complete:
         return Trial(point.name, point.values, run, None, None)
     try:
-        index, best = statistics.best_mean(run.scores(part="validation"), run.summary["higher_is_better"])
+        index, best = statistics.best_mean(run.scores(part="validation"), run.summary.higher_is_better)
     except ValueError:  # never a finite score
         return Trial(point.name, point.values, run, None, None)
-    at = [r["round"] for r in run.rounds if not r.get("novel")][index]
+    at = [line.round for line in run.rounds if not line.novel][index]
     return Trial(point.name, point.values, run, best, at)
 
 

@@ -1,0 +1,130 @@
+"""What may be said of a set of runs, each statistic worked out when it is first asked for, and once.
+
+The table, the tests, the answers to silos: the page, the terminal, the figures and the sentences all read them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+
+from ..base.task import METRICS
+from . import comparison, worth_joining
+from .comparison import Both, Curve, Name, Pair, Row, Run, Scored
+from .newcomers import Served, newcomers
+from .worth_joining import Best, Joining, JoiningError, Scorecard
+
+
+class Findings:
+    """Runs side by side, and what they come to."""
+
+    def __init__(self, runs: Sequence[Run]) -> None:
+        self.runs = list(runs)
+        self._tests: dict[str | None, list[Pair]] = {}
+        self._worth: dict[str | None, Joining] = {}
+        self._curves: dict[Row, Curve] = {}
+        self._clients: dict[Row, dict[str, float]] = {}
+
+    @staticmethod
+    def of(runs: Sequence[Run] | Findings) -> Findings:
+        return runs if isinstance(runs, Findings) else Findings(runs)
+
+    @property
+    def metric(self) -> str:
+        return self.runs[0].summary.metric
+
+    @property
+    def higher_is_better(self) -> bool:
+        return self.runs[0].summary.higher_is_better
+
+    @cached_property
+    def members(self) -> dict[str, list[Run]]:
+        """{method: its runs by seed}; raises ValueError where runs cannot stand side by side."""
+        return comparison.by_method(self.runs)
+
+    # ---- the table ----
+
+    @cached_property
+    def _scored(self) -> dict[Name, list[Scored]]:
+        return comparison.scored(self.members)
+
+    @cached_property
+    def rows(self) -> list[Row]:
+        """A row for each `method:model`: headline models first, the best mean at the top."""
+        return comparison.rows(self._scored, self.higher_is_better)
+
+    @property
+    def headlines(self) -> list[Row]:
+        return [row for row in self.rows if row.headline]
+
+    def seeds(self, row: Row) -> list[Scored]:
+        """What a row is the mean of."""
+        return self._scored[row.method, row.model]
+
+    def clients(self, row: Row) -> dict[str, float]:
+        """{client: its score at the best round, mean over seeds}; clients without a score are left out."""
+        if row not in self._clients:
+            self._clients[row] = comparison.client_scores(self.seeds(row))
+        return self._clients[row]
+
+    def curve(self, row: Row) -> Curve:
+        """The mean over clients by round."""
+        if row not in self._curves:
+            self._curves[row] = comparison.curve(self.seeds(row))
+        return self._curves[row]
+
+    def tests(self, reference: str | None = None) -> list[Pair]:
+        """Wilcoxon's test between headline rows, with a reference those with it; corrected by Holm."""
+        if reference not in self._tests:
+            self._tests[reference] = comparison.tests(self.rows, self._scored, reference)
+        return self._tests[reference]
+
+    @cached_property
+    def newcomers(self) -> list[Served]:
+        """What newcomers got from each `method:model`; empty where there were none."""
+        held = any(run.summary.novel for run in self.runs)
+        return newcomers(self.members, self._scored, self.higher_is_better) if held else []
+
+    # ---- joined, or alone ----
+
+    @cached_property
+    def joining(self) -> Both:
+        """For each headline row but `separate`: {client: alone} and {client: joined} at the best rounds."""
+        return comparison.joining(self.rows, self._scored)
+
+    @cached_property
+    def worse_than_alone(self) -> dict[str, list[tuple[str, float, float]]]:
+        """For each headline row but `separate`: (client, alone, joined) where joining was worse."""
+        return comparison.worse_than_alone(self.joining, self.higher_is_better)
+
+    @cached_property
+    def best_joint(self) -> Best:
+        """The joint method that silos are told of; raises JoiningError where there is none."""
+        return worth_joining.best_joint(self.members)
+
+    def worth_joining(self, metric: str | None = None) -> Joining:
+        """Whether it was worth joining, silo by silo, in the runs' metric or another that fits; raises JoiningError
+        where that cannot be said of these runs."""
+        chosen = metric or (self.metric if self.metric in METRICS else None)
+        if chosen not in self._worth:
+            worth_joining.left_alone(self.members)  # what is missing is said before outputs are read
+            self._worth[chosen] = worth_joining.worth_joining(self.members, self.best_joint, chosen)
+        return self._worth[chosen]
+
+    @cached_property
+    def joined(self) -> Joining | None:
+        """Whether it was worth joining, in the runs' metric; None where that cannot be said of these runs."""
+        try:
+            return self.worth_joining()
+        except JoiningError:
+            return None
+
+    @cached_property
+    def scorecard(self) -> Scorecard | None:
+        """Every metric that fits, of the models handed out by the best joint method, or by the only one; None where
+        runs kept no outputs."""
+        try:
+            best = self.best_joint if len(self.members) > 1 else (next(iter(self.members)), "")
+            return worth_joining.scorecard(self.members, best, self.joined)
+        except JoiningError:
+            return None

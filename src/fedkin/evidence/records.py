@@ -1,0 +1,204 @@
+"""What a run wrote down, as types: the lines of rounds.jsonl, and summary.json.
+
+A record is read by its attributes, so that a misspelt name is found before anything runs. It is a mapping as well, and
+as such what stands in the file: `run.summary["models"]["cloud"]["validated"]`. What an older version did not write has
+a default; what a newer one wrote besides is kept aside in `others`, and written again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, Self
+
+Score = float | None
+"""A score; None (or NaN, until it is written) where there is none."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Record(Mapping[str, Any]):
+    """Named values that stand in a JSON file under their names, in their order."""
+
+    others: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    """What stands beside them in the file, and this version does not know."""
+
+    @classmethod
+    def read(cls, found: object) -> Self:
+        """The record that JSON holds. Raises ValueError, which says in half a sentence why there is none."""
+        if not isinstance(found, Mapping):
+            raise ValueError(f"it is not a {cls.__name__.lower()}")
+        known = {each.name: each for each in fields(cls) if each.name != "others"}
+        for name, each in known.items():
+            if name not in found and each.default is MISSING and each.default_factory is MISSING:
+                raise ValueError(f"it is not a {cls.__name__.lower()}: there is no {name!r}")
+        values = {name: _typed(each, found[name]) for name, each in known.items() if name in found}
+        return cls(**values, others={name: value for name, value in found.items() if name not in known})
+
+    def written(self) -> list[str]:
+        """The names of the values that stand in the file."""
+        return [each.name for each in fields(self) if each.name != "others"]
+
+    def __getitem__(self, name: str) -> Any:
+        return _plain(getattr(self, name) if name in self.written() else self.others[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([*self.written(), *self.others])
+
+    def __len__(self) -> int:
+        return len(self.written()) + len(self.others)
+
+
+def _typed(about: Field[Any], value: Any) -> Any:
+    """What JSON holds, as the type of a record's field; null stays None."""
+    read: Callable[[Any], Any] | None = about.metadata.get("read")
+    if read is not None and value is not None:
+        return read(value)
+    return tuple(value) if isinstance(value, list) else value
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: tables and lists."""
+    if isinstance(value, Mapping):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, tuple | list) else value
+
+
+def _as(kind: type[Record]) -> dict[str, Any]:
+    return {"read": kind.read}
+
+
+def _each_as(kind: type[Record]) -> dict[str, Any]:
+    def read(found: object) -> dict[str, Record]:
+        if not isinstance(found, Mapping):
+            raise ValueError("its models are not a table")
+        return {name: kind.read(each) for name, each in found.items()}
+
+    return {"read": read}
+
+
+# ---- rounds.jsonl ----
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Validation(Record):
+    """Scores on validation data. clients: (m,) in the order of the clients."""
+
+    mean: Score
+    clients: tuple[Score, ...]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelScores(Record):
+    """What a model scored in a round. clients: (m,) on test data, in the order of the clients.
+
+    `mean` and `std` are over those that have a score; without validation data `validation` is None.
+    """
+
+    mean: Score = None
+    std: Score = None
+    clients: tuple[Score, ...]
+    validation: Validation | None = field(default=None, metadata=_as(Validation))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Line(Record):
+    """A round. `final` is the closing exchange; a line about newcomers (`novel`) has their scores alone.
+
+    `diverged` are the participants whose training was not finite; `peak_bytes` is known on a GPU alone.
+    """
+
+    round: int
+    seconds: float = 0.0
+    bytes_down: int = 0
+    bytes_up: int = 0
+    participants: tuple[str, ...] = ()
+    train_loss: float | None = None
+    diverged: tuple[str, ...] = ()
+    peak_bytes: int | None = None
+    final: bool = False
+    novel: bool = False
+    models: Mapping[str, ModelScores] = field(default_factory=dict, metadata=_each_as(ModelScores))
+
+    def written(self) -> list[str]:
+        if self.novel:
+            return ["round", "novel", "models"]
+        absent = {"novel": True, "final": not self.final, "peak_bytes": self.peak_bytes is None}
+        return [name for name in super().written() if not absent.get(name)]
+
+
+# ---- summary.json ----
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ModelSummary(Record):
+    """What a model came to: the best mean over clients on test data and its round (`std`: the deviation over clients
+    there), the closing mean, that of the last ten, and the mean at the round that validation data chose."""
+
+    bmta: float
+    bmta_round: int
+    last: Score = None
+    last10: Score = None
+    validated: Score = None
+    std: Score = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Collaboration(Record):
+    """How much of xi stays within the known groups, and how well the groups read off it agree with them."""
+
+    within_group: float | None
+    adjusted_rand: float
+    round: int
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Novel(Record):
+    """Newcomers, and what each model scored at them in the end."""
+
+    clients: tuple[str, ...]
+    models: Mapping[str, ModelScores] = field(metadata=_each_as(ModelScores))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Execution(Record):
+    """How clients were run: each choice with its reason."""
+
+    way: str
+    reason: str | None = None
+    precision: str | None = None
+    weights: str | None = None
+    trouble: str | None = None
+    clients_at_once: int | None = None
+    clients_at_once_reason: str | None = None
+    threads: int | None = None
+    threads_reason: str | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Summary(Record):
+    """What a run came to. Fractions, not per cent; clients, groups and samples in the order of the rows."""
+
+    method: str
+    data: str
+    split: str
+    seed: int
+    rounds: int
+    clients: tuple[str, ...]
+    groups: tuple[int, ...] | None = None
+    samples: tuple[int, ...] | None = None
+    corrupted: tuple[str, ...] = ()
+    metric: str
+    higher_is_better: bool = True
+    headline: str
+    models: Mapping[str, ModelSummary] = field(metadata=_each_as(ModelSummary))
+    collaboration: Collaboration | None = field(default=None, metadata=_as(Collaboration))
+    novel: Novel | None = field(default=None, metadata=_as(Novel))
+    bytes_down: int | None = None
+    bytes_up: int | None = None
+    seconds: float | None = None
+    peak_bytes: int | None = None
+    parameters: int | None = None
+    execution: Execution | None = field(default=None, metadata=_as(Execution))
+    versions: Mapping[str, str] = field(default_factory=dict)
+    commit: str | None = None
+    device: str | None = None
