@@ -346,6 +346,47 @@ def test_the_script_needs_nothing_that_draws_and_keeps_other_sections(tmp_path: 
     assert "s a round" in done.stdout
 
 
+def a_run(source: str, precision: str, *seconds: float) -> dict[str, Any]:
+    about = {"wall_seconds": 9.0, "clients": 2, "way": "stacked", "last": 0.5, "trouble": None}
+    return {"source": source, "precision": precision, "seconds": list(seconds), **about}
+
+
+def test_rounds_of_two_sources_are_held_against_each_other_without_their_first() -> None:
+    page = script("emnist_rounds")
+    runs = [
+        a_run("old", "bf16", 9, 9, 1.0, 1.2),
+        a_run("new", "bf16", 9, 9, 1.1, 1.1),
+        a_run("old", "bf16", 9, 9, 1, 1),
+    ]
+    runs += [a_run("new", "float32", 9, 9, 3.3, 3.3), {"source": "old", "precision": "float32", "failed": "no GPU"}]
+    rows = page.summed_up(runs, 2, {"old": "a", "new": "b"})
+    assert [(r["source"], r["commit"], r["precision"], r["seconds"]) for r in rows] == [
+        ("old", "a", "bf16", 1.0),
+        ("new", "b", "bf16", 1.1),
+        ("new", "b", "float32", 3.3),
+    ]
+    assert rows[0]["medians"] == [1.1, 1.0] and rows[0]["processes"] == 2
+    assert rows[1]["times_old"] == pytest.approx(1.1) and rows[2]["times_bf16"] == pytest.approx(3.0)
+    assert list(page.judged(rows)) == [
+        "bf16, new to old: 1.100 times, NOT within 1.05.",
+        "float32 to bf16, both new: 3.000 times, NOT within 2.5.",
+    ]
+
+
+def test_rounds_are_those_of_whole_runs_in_processes_of_their_own(tmp_path: Path) -> None:
+    target, source = tmp_path / "rounds.json", str(Path(fedkin.__file__).parents[1])
+    words = ["--old", source, "--new", source, "--commits", "a,b", "--precisions", "float32", "--clients", "5"]
+    words += ["--data", "digits/relabelled", "--rounds", "2", "--warm-up", "1", "--turns", "1", "--device", DEVICE.type]
+    command = [sys.executable, "-c", BLOCKED, str(BENCHMARKS / "emnist_rounds.py"), *words, "--out", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source})
+    assert done.returncode == 0, done.stderr
+    section = bench.record.read(target)["emnist-rounds"]
+    assert set(section["origin"]) == NEEDED and section["origin"]["commit"] == "b"
+    assert [(row["source"], row["rounds"], row["clients"]) for row in section["rows"]] == [("old", 1, 5), ("new", 1, 5)]
+    assert all(len(run["seconds"]) == 2 and min(run["seconds"]) > 0 for run in section["runs"])
+    assert section["settings"]["data"] == {"name": "digits", "split": "relabelled", "clients": 5}
+
+
 def test_what_is_no_file_of_measurements_is_told(tmp_path: Path) -> None:
     path = tmp_path / "speed.json"
     assert bench.record.read(path) == {}
