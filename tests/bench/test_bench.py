@@ -21,10 +21,11 @@ from torch import nn
 
 import fedkin
 from fedkin import bench
-from fedkin.bench import rounds, steps, timing
+from fedkin.bench import opponents, rounds, steps, timing
 from fedkin.bench.opponents import Fairest, Plain, variants
 from fedkin.engines.start import prepare
 from fedkin.training import models
+from fedkin.training.cohort import Cohort
 
 BENCHMARKS = ROOT / "benchmarks"
 CPU = torch.device("cpu")
@@ -185,14 +186,43 @@ def test_memory_of_a_process_of_its_own() -> None:
     assert peak is not None and 195e6 < peak < 260e6  # the system counts by and large
 
 
+SWITCHES = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+
+
+def switched() -> list[str]:
+    return [switch.fp32_precision for switch in SWITCHES]
+
+
 def test_precision_is_put_back() -> None:
-    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
-    before = [switch.fp32_precision for switch in switches]
-    with timing.arithmetic("tf32"):
-        assert [switch.fp32_precision for switch in switches] == ["tf32", "tf32"]
-    with timing.arithmetic("float32"):
-        assert [switch.fp32_precision for switch in switches] == ["ieee", "ieee"]
-    assert [switch.fp32_precision for switch in switches] == before
+    before = switched()
+    with timing.plain_torch("tf32"):
+        assert switched() == ["tf32"] * 3
+    with timing.plain_torch("float32"):
+        assert switched() == ["ieee"] * 3
+    assert switched() == before
+
+
+@pytest.mark.parametrize(("name", "meaning"), [("tf32", "tf32"), ("float32", "ieee")])
+def test_only_opponents_are_helped_to_their_precision(name: Any, meaning: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fedkin gets what its users give it: `precision`, and a torch as it found it."""
+    before, seen = switched(), {}
+
+    def watched(of: str, own: Any) -> Any:
+        def call(*given: Any, **further: Any) -> Any:
+            seen.setdefault(of, []).append(switched())
+            return own(*given, **further)
+
+        return call
+
+    monkeypatch.setattr(Plain, "__call__", watched("opponents", Plain.__call__))
+    monkeypatch.setattr(opponents, "learn", watched("opponents", opponents.learn))
+    monkeypatch.setattr(Cohort, "fit", watched("fedkin", Cohort.fit))
+    rows = steps.compared(steps.mlp(2, 4, 8, steps=1), TINY, name)
+    rounds._tried("digits", rounds.DIGITS, 1, DEVICE, name)
+    assert len(seen["opponents"]) > 3 and all(each == [meaning] * 3 for each in seen["opponents"])
+    assert len(seen["fedkin"]) > 3 and all(each == before for each in seen["fedkin"])
+    precision = timing.setting(name, DEVICE)
+    assert [row["set"] for row in rows] == [f"fp32_precision = '{meaning}'"] * 2 + [f"precision = '{precision}'"] * 3
 
 
 # ---- sections ----
