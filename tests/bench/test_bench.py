@@ -21,10 +21,11 @@ from torch import nn
 
 import fedkin
 from fedkin import bench
-from fedkin.bench import rounds, steps, timing
+from fedkin.bench import opponents, rounds, steps, timing
 from fedkin.bench.opponents import Fairest, Plain, variants
 from fedkin.engines.start import prepare
 from fedkin.training import models
+from fedkin.training.cohort import Cohort
 
 BENCHMARKS = ROOT / "benchmarks"
 CPU = torch.device("cpu")
@@ -185,14 +186,43 @@ def test_memory_of_a_process_of_its_own() -> None:
     assert peak is not None and 195e6 < peak < 260e6  # the system counts by and large
 
 
+SWITCHES = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+
+
+def switched() -> list[str]:
+    return [switch.fp32_precision for switch in SWITCHES]
+
+
 def test_precision_is_put_back() -> None:
-    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)
-    before = [switch.fp32_precision for switch in switches]
-    with timing.arithmetic("tf32"):
-        assert [switch.fp32_precision for switch in switches] == ["tf32", "tf32"]
-    with timing.arithmetic("float32"):
-        assert [switch.fp32_precision for switch in switches] == ["ieee", "ieee"]
-    assert [switch.fp32_precision for switch in switches] == before
+    before = switched()
+    with timing.plain_torch("tf32"):
+        assert switched() == ["tf32"] * 3
+    with timing.plain_torch("float32"):
+        assert switched() == ["ieee"] * 3
+    assert switched() == before
+
+
+@pytest.mark.parametrize(("name", "meaning"), [("tf32", "tf32"), ("float32", "ieee")])
+def test_only_opponents_are_helped_to_their_precision(name: Any, meaning: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """fedkin gets what its users give it: `precision`, and a torch as it found it."""
+    before, seen = switched(), {}
+
+    def watched(of: str, own: Any) -> Any:
+        def call(*given: Any, **further: Any) -> Any:
+            seen.setdefault(of, []).append(switched())
+            return own(*given, **further)
+
+        return call
+
+    monkeypatch.setattr(Plain, "__call__", watched("opponents", Plain.__call__))
+    monkeypatch.setattr(opponents, "learn", watched("opponents", opponents.learn))
+    monkeypatch.setattr(Cohort, "fit", watched("fedkin", Cohort.fit))
+    rows = steps.compared(steps.mlp(2, 4, 8, steps=1), TINY, name)
+    rounds._tried("digits", rounds.DIGITS, 1, DEVICE, name)
+    assert len(seen["opponents"]) > 3 and all(each == [meaning] * 3 for each in seen["opponents"])
+    assert len(seen["fedkin"]) > 3 and all(each == before for each in seen["fedkin"])
+    precision = timing.setting(name, DEVICE)
+    assert [row["set"] for row in rows] == [f"fp32_precision = '{meaning}'"] * 2 + [f"precision = '{precision}'"] * 3
 
 
 # ---- sections ----
@@ -344,6 +374,47 @@ def test_the_script_needs_nothing_that_draws_and_keeps_other_sections(tmp_path: 
     assert list(found) == ["ceilings", "round", "demo"]
     assert found["demo"] == {"rows": [1]} and found["round"]["origin"]["commit"] == "abc"
     assert "s a round" in done.stdout
+
+
+def a_run(source: str, precision: str, *seconds: float) -> dict[str, Any]:
+    about = {"wall_seconds": 9.0, "clients": 2, "way": "stacked", "last": 0.5, "trouble": None}
+    return {"source": source, "precision": precision, "seconds": list(seconds), **about}
+
+
+def test_rounds_of_two_sources_are_held_against_each_other_without_their_first() -> None:
+    page = script("emnist_rounds")
+    runs = [
+        a_run("old", "bf16", 9, 9, 1.0, 1.2),
+        a_run("new", "bf16", 9, 9, 1.1, 1.1),
+        a_run("old", "bf16", 9, 9, 1, 1),
+    ]
+    runs += [a_run("new", "float32", 9, 9, 3.3, 3.3), {"source": "old", "precision": "float32", "failed": "no GPU"}]
+    rows = page.summed_up(runs, 2, {"old": "a", "new": "b"})
+    assert [(r["source"], r["commit"], r["precision"], r["seconds"]) for r in rows] == [
+        ("old", "a", "bf16", 1.0),
+        ("new", "b", "bf16", 1.1),
+        ("new", "b", "float32", 3.3),
+    ]
+    assert rows[0]["medians"] == [1.1, 1.0] and rows[0]["processes"] == 2
+    assert rows[1]["times_old"] == pytest.approx(1.1) and rows[2]["times_bf16"] == pytest.approx(3.0)
+    assert list(page.judged(rows)) == [
+        "bf16, new to old: 1.100 times, NOT within 1.05.",
+        "float32 to bf16, both new: 3.000 times, NOT within 2.5.",
+    ]
+
+
+def test_rounds_are_those_of_whole_runs_in_processes_of_their_own(tmp_path: Path) -> None:
+    target, source = tmp_path / "rounds.json", str(Path(fedkin.__file__).parents[1])
+    words = ["--old", source, "--new", source, "--commits", "a,b", "--precisions", "float32", "--clients", "5"]
+    words += ["--data", "digits/relabelled", "--rounds", "2", "--warm-up", "1", "--turns", "1", "--device", DEVICE.type]
+    command = [sys.executable, "-c", BLOCKED, str(BENCHMARKS / "emnist_rounds.py"), *words, "--out", str(target)]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": source})
+    assert done.returncode == 0, done.stderr
+    section = bench.record.read(target)["emnist-rounds"]
+    assert set(section["origin"]) == NEEDED and section["origin"]["commit"] == "b"
+    assert [(row["source"], row["rounds"], row["clients"]) for row in section["rows"]] == [("old", 1, 5), ("new", 1, 5)]
+    assert all(len(run["seconds"]) == 2 and min(run["seconds"]) > 0 for run in section["runs"])
+    assert section["settings"]["data"] == {"name": "digits", "split": "relabelled", "clients": 5}
 
 
 def test_what_is_no_file_of_measurements_is_told(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -378,6 +379,30 @@ def test_weights_gradients_with_tf32_have_more_digits_than_that(case: str) -> No
     found = torch.autograd.grad(expected, Wd, slope.double())[0]
     assert_near(dw, found, 2e-5)
     assert float((dw - found).norm()) > 3e-7 * float(found.norm()), "as exact as float32: not in parts"
+
+
+@pytest.mark.parametrize(("precision", "meaning"), [("float32", "tf32"), ("float32-strict", "ieee")])
+def test_kernels_of_a_backward_pass_multiply_as_those_of_the_forward_pass_do(
+    precision: str, meaning: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are told when they are started, by switches that somebody else may have set otherwise."""
+    started: dict[str, set[str]] = {}
+
+    def launch(kernel: Any, grid: Any, *given: Any, **further: Any) -> None:
+        if "PRECISION" in further:
+            started.setdefault(kernel.__name__, set()).add(further["PRECISION"])
+        launching.launch(kernel, grid, *given, **further)
+
+    monkeypatch.setattr(layer_kernels, "launch", launch)
+    monkeypatch.setattr(Layered, "on_gpu", True)
+    module = nn.Sequential(nn.Conv2d(1, 8, 3), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(16, 3))
+    layout = Layout.of(module)
+    run = Layered(module, layout, LOSSES["cross_entropy"], DEVICE)
+    run.products = precision
+    x, y = torch.randn(2, 3, 1, 6, 6).to(DEVICE), torch.randint(3, (2, 3)).to(DEVICE)
+    with tf32(meaning != "tf32"):
+        run.grad(layout.row(module).to(DEVICE).repeat(2, 1), Batch(x, y, [3, 3]))
+    assert started == {name: {meaning} for name in ("convolve", "convolve_back", "convolve_weights")}
 
 
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0x7FC00000, -1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedkin
+from fedkin.base.task import LOSSES
+from fedkin.base.weights import Layout
 from fedkin.data import traffic
 from fedkin.data.roads import Roads
 from fedkin.engines.assembly import Assembly
@@ -22,6 +25,7 @@ from fedkin.engines.start import prepare
 from fedkin.gpu import launching, pairs_of_rows
 from fedkin.maths import collaboration
 from fedkin.maths.collaboration import cosine_distances, mix, squared_distances
+from fedkin.training.execution import Batch, Layered, OneByOne, Stacked
 
 pytestmark = [pytest.mark.cuda, pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")]
 
@@ -285,6 +289,51 @@ def test_clients_trained_at_once_are_those_trained_one_by_one(name):
     for part in (slice(0, d), slice(d, None)):  # large weights must not hide wrong statistics
         here, there = ends[0][:, part], ends[1][:, part]
         assert ((here - there).norm(dim=1) <= 1e-8 * there.norm(dim=1)).all(), (here - there).norm(dim=1)
+
+
+class Exact(nn.Module):
+    """Two layers side by side whose forward passes TF32 cannot round: of whole numbers, by 64ths between -1 and 1."""
+
+    def __init__(self, inputs: tuple[int, ...], outputs: int) -> None:
+        super().__init__()
+        self.conv, self.flat = nn.Conv2d(1, 16, 3), nn.Linear(math.prod(inputs), 64)
+        with torch.no_grad():
+            for weight in self.parameters():
+                weight.copy_(torch.randint(-64, 65, weight.shape) / 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.flat(x.flatten(1)) / 16 + self.conv(x).mean((2, 3)).repeat(1, 4)
+
+
+@pytest.mark.parametrize("way", ["layer by layer", "vmap", "one-by-one"])
+def test_float32_is_tf32_in_the_backward_pass_and_strict_is_not(way):
+    """The forward pass is exact either way, so what differs is the backward pass; in float64 there is no TF32."""
+    lot = torch.Generator().manual_seed(3)
+    x = torch.randint(-4, 5, (4, 128, 1, 16, 16), generator=lot).float()
+    y = torch.randint(64, (4, 128), generator=lot)
+    torch.manual_seed(0)
+    module, device = Exact((1, 16, 16), 64), torch.device("cuda")
+    layout = Layout.of(module)
+    kind = {"layer by layer": Layered, "vmap": Stacked, "one-by-one": OneByOne}[way]
+    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+    before = [switch.fp32_precision for switch in switches]
+    gradients, losses = {}, {}
+    for products in ("float64", "float32-strict", "float32"):
+        dtype = torch.float64 if products == "float64" else torch.float32
+        run = kind(copy.deepcopy(module).to(dtype), layout, LOSSES["cross_entropy"], device)
+        run.products = products
+        W = layout.row(module, dtype).cuda().repeat(4, 1)
+        G, loss, _ = run.grad(W, Batch(x.cuda().to(dtype), y.cuda(), [128] * 4))
+        assert [switch.fp32_precision for switch in switches] == before
+        gradients[products], losses[products] = layout.trained(G.double()), loss
+    torch.testing.assert_close(losses["float32"], losses["float32-strict"], rtol=1e-6, atol=0)
+    exact = gradients["float64"]["flat.weight"]
+    errors = {p: float((G["flat.weight"] - exact).norm() / exact.norm()) for p, G in gradients.items()}
+    assert errors["float32-strict"] < 3e-6 and 1e-5 < errors["float32"] < 2e-3, errors  # TF32 has ten bits
+    if way == "layer by layer":  # by kernels of our own, which keep more digits in a gradient of weights
+        convolved = [gradients[products]["conv.weight"] for products in ("float32-strict", "float32")]
+        assert not torch.equal(*convolved)
+        torch.testing.assert_close(*convolved, rtol=1e-3, atol=1e-3 * float(convolved[0].abs().max()))
 
 
 def test_ten_rounds_of_fedamp_stay_with_those_of_a_cpu(tmp_path):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from helpers import DEVICE, ON_CPU, cpu_only, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fedkin.base.task import LOSSES, Loss, loss_named
 from fedkin.base.weights import Layout
@@ -640,6 +642,122 @@ def test_a_mixture_is_recorded_where_its_modules_are_and_its_memory_is_given_bac
     assert played.trouble == "It was not recorded."
     played.forget()
     assert not pair.player.places
+
+
+# Precision: what a GPU is told holds for the backward pass, too
+
+
+SWITCHES = (torch.backends.cuda.matmul, torch.backends.cudnn.conv, torch.backends.cudnn.rnn)
+
+
+def told() -> tuple[str, ...]:
+    return tuple(switch.fp32_precision for switch in SWITCHES)
+
+
+class Products(TorchDispatchMode):
+    """Notes what a GPU would have been told at every product, forward and backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[str, ...]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        if name in ("mm", "addmm", "bmm", "baddbmm", "convolution", "convolution_backward"):
+            self.seen.append(told())
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[tuple[str, ...]]:
+    """What somebody else has asked of a GPU: for each switch another thing than its default."""
+    before, asked = told(), ("tf32", "ieee", "ieee")
+    for switch, precision in zip(SWITCHES, asked, strict=True):
+        switch.fp32_precision = precision
+    yield asked
+    for switch, precision in zip(SWITCHES, before, strict=True):
+        switch.fp32_precision = precision
+
+
+def carried_out(run: OneByOne | Stacked, module: nn.Module, name: str, task: str) -> list[tuple[str, ...]]:
+    """What a GPU was told at each product of a task for three clients."""
+    W, (x, y) = rows(module, 3, torch.float32), samples(name, 3, 6, torch.float32)
+    with Products() as products:
+        if task == "grad":
+            run.grad(W, Batch(x, y, [6, 6, 6]))
+        elif task == "curvature":
+            run.curvature(W, directions(module, 3).float(), Batch(x, y, [6, 6, 4]))
+        else:
+            run.outputs(W, x)
+    return products.seen
+
+
+MULTIPLYING = [
+    *[(name, way) for name in ("mlp", "convolutions") for way in WAYS],
+    ("gru", "one-by-one"),
+    ("centred", "stacked"),
+]
+
+
+@cpu_only
+@pytest.mark.parametrize(("precision", "meaning"), [("float32", "tf32"), ("float32-strict", "ieee"), ("bf16", "tf32")])
+@pytest.mark.parametrize("task", ["grad", "curvature", "outputs"])
+@pytest.mark.parametrize(("name", "way"), MULTIPLYING)
+def test_a_gpu_is_told_the_precision_of_every_product_forward_and_backward(
+    name: str, way: str, task: str, precision: str, meaning: str, elsewhere: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if precision == "bf16" and (way, task) == ("stacked", "curvature"):
+        pytest.skip("vmap cannot derive all of this twice in half precision")
+    module = built(name, torch.float32)
+    run = executor(module, way)
+    run.products = precision
+    monkeypatch.setattr(type(run), "on_gpu", True)
+    found = carried_out(run, module, name, task)
+    assert set(found) == {(meaning,) * 3}
+    assert told() == elsewhere, "what others asked for holds again afterwards"
+    if task != "outputs":
+        assert len(found) > len(carried_out(run, module, name, "outputs")), "no product of a backward pass was seen"
+
+
+@cpu_only
+@pytest.mark.parametrize("way", list(WAYS))
+def test_on_a_cpu_nobody_touches_what_a_gpu_was_told(way: str, elsewhere: tuple[str, ...]) -> None:
+    module = built("mlp", torch.float32)
+    run = executor(module, way)
+    for task in ("grad", "curvature", "outputs"):
+        assert set(carried_out(run, module, "mlp", task)) == {elsewhere}
+
+
+@pytest.mark.parametrize(("way", "task"), [("layered", "grad"), ("one-by-one", "grad"), ("one-by-one", "curvature")])
+def test_a_backward_pass_has_the_precisions_that_its_forward_pass_chose(
+    way: str, task: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Autocast is for forward passes: around a backward pass it would choose once more."""
+    own, seen = torch.autograd.grad, []
+
+    def derived(*given: Any, **further: Any) -> Any:
+        seen.append(torch.is_autocast_enabled(DEVICE.type))
+        return own(*given, **further)
+
+    monkeypatch.setattr(torch.autograd, "grad", derived)
+    module = built("mlp", torch.float32)
+    run = executor(module, way)
+    run.products = "bf16"
+    carried_out(run, module, "mlp", task)
+    assert seen and not any(seen)
+
+
+@cpu_only
+@pytest.mark.parametrize("way", list(WAYS))
+def test_an_error_in_a_pass_does_not_change_what_a_gpu_was_told(
+    way: str, elsewhere: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = built("mlp", torch.float32)
+    run = executor(module, way)
+    monkeypatch.setattr(type(run), "on_gpu", True)
+    with pytest.raises((RuntimeError, IndexError)):
+        run.grad(rows(module, 2, torch.float32), Batch(torch.zeros(2, 5, 7), torch.zeros(2, 5), [5, 5]))
+    assert told() == elsewhere
 
 
 RANDOM: dict[str, Callable[[], nn.Module]] = {

@@ -8,6 +8,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ def origin(plan: Plan, command: str, commit: str | None = None) -> dict[str, Any
             "threads": torch.get_num_threads(),
             "gpu": torch.cuda.get_device_name(plan.device) if plan.cuda else None,
         },
-        "versions": summary.versions(),
+        "versions": {**summary.versions(), "triton": _triton()},
         "commit": commit or summary.commit(),
         "date": datetime.now(UTC).date().isoformat(),
         "load_average": _load(),
@@ -69,6 +70,14 @@ def _short(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _short(each) for key, each in value.items()}
     return float(f"{value:.6g}") if isinstance(value, float) else value
+
+
+def _triton() -> str | None:
+    """Triton's version; None where it is not installed."""
+    try:
+        return metadata.version("triton")
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _processor() -> str:

@@ -23,7 +23,7 @@ from ..runs.folder import Writer
 from ..studies import compare
 from ..studies import demo as demonstration
 from .steps import Workload, cnn, mlp
-from .timing import Arithmetic, Peak, Plan, Row, alone, arithmetic, forget, nothing_compiled, setting, settle
+from .timing import Arithmetic, Peak, Plan, Row, alone, forget, nothing_compiled, set_for_fedkin, setting, settle
 
 DIGITS: dict[str, Any] = {"method": "fedamp", "data": {"name": "digits", "split": "relabelled"}}
 EMNIST: dict[str, Any] = {"method": "fedamp", "data": {"name": "emnist", "split": "practical", "validation": 0.0}}
@@ -120,10 +120,9 @@ def _tried(
     what: str, settings: Mapping[str, Any], rounds: int, device: torch.device, name: Arithmetic
 ) -> tuple[Row, Rounds | None]:
     """A row of rounds, or why there is none; and the rounds."""
-    row: Row = {"workload": what, "precision": name}
+    row: Row = {"workload": what, "precision": name, "set": set_for_fedkin(name, device)}
     try:
-        with arithmetic(name):
-            found = carried_out({**settings, "precision": setting(name, device)}, rounds, device)
+        found = carried_out({**settings, "precision": setting(name, device)}, rounds, device)
     except FedkinError as error:  # a data set that is not here
         return {**row, "skipped": str(error).rstrip(".")}, None
     return {**row, **told(found)}, found
@@ -166,7 +165,8 @@ def _digits_rounds(plan: Plan) -> list[Row]:
     slow = statistics.median(seconds["one-by-one"])
     rows = []
     for way, found in seconds.items():
-        row = {"workload": "digits, MLP", "precision": name, **told(last[way])}
+        about = {"workload": "digits, MLP", "precision": name, "set": set_for_fedkin(name, plan.device)}
+        row = {**about, **told(last[way])}
         row |= {"seconds": statistics.median(found), "seconds_low": min(found), "seconds_high": max(found)}
         rows.append({**row, "first_seconds": firsts[way], "times_one_by_one": slow / row["seconds"]})
     return rows
@@ -229,6 +229,7 @@ def memory(plan: Plan) -> list[Row]:
         for name in plan.arithmetics[-1:]:
             plan.tell(f"{load.name}, {load.clients} clients, {name}: memory of a round")
             row = {"workload": load.name, "clients": load.clients, "batch": load.batch, "precision": name}
+            row["set"] = set_for_fedkin(name, plan.device)
             rows.append({**row, **alone(_memory_of, load, plan.device, name)})
     return rows
 
@@ -244,8 +245,7 @@ def _memory_of(load: Workload, device: torch.device, name: Arithmetic) -> Row:
     }
     weights = 4 * load.clients * Layout.of(load.module()).size
     try:
-        with arithmetic(name):
-            found = carried_out(settings, 2, device, load.federation())
+        found = carried_out(settings, 2, device, load.federation())
     except FedkinError as error:
         return {"skipped": str(error).rstrip(".")}
     except torch.OutOfMemoryError:

@@ -30,11 +30,13 @@ from .timing import (
     Peak,
     Plan,
     Row,
-    arithmetic,
     bytes_per_second,
     flop_per_second,
     forget,
     interleaved,
+    plain_torch,
+    set_for_fedkin,
+    set_for_torch,
     setting,
     settle,
 )
@@ -120,6 +122,8 @@ class Way:
     how: str
     rows: Callable[[], Tensor]
     """(few, D) what the last call made of the first clients' weights."""
+    told: str
+    """What was set for it, so that it computes in the precision that is measured."""
 
 
 class Ways:
@@ -161,12 +165,18 @@ class Ways:
     def _opponent(self, kind: type[Plain] | type[Fairest]) -> Way:
         cohort = self._cohort(self.few, self.few_steps)
         batches = list(islice(cohort.batches(1), self.few_steps))
-        trained = kind(self.module, self.few, batches, LR, self.name)
+        with plain_torch(self.name):  # what is captured keeps it
+            trained = kind(self.module, self.few, batches, LR, self.name)
+
+        def call() -> None:
+            with plain_torch(self.name):
+                trained()
 
         def rows() -> Tensor:
             return torch.stack([cohort.layout.row(module) for module in trained.modules])
 
-        return Way(trained, self.few_steps * self.few / self.workload.clients, trained.how, rows)
+        steps = self.few_steps * self.few / self.workload.clients
+        return Way(call, steps, trained.how, rows, set_for_torch(self.name))
 
     def _ours(self, execution: OneByOne | Stacked, clients: int, steps: int, how: str) -> Way:
         """`Cohort.fit`, as methods call it, with the threads that the engine would take."""
@@ -179,7 +189,8 @@ class Ways:
             with machine.threads(threads):
                 last[0] = cohort.fit(start, 1)
 
-        return Way(call, steps * clients / self.workload.clients, how, lambda: last[0][: self.few])
+        told = set_for_fedkin(self.name, self.device)
+        return Way(call, steps * clients / self.workload.clients, how, lambda: last[0][: self.few], told)
 
     def _cohort(self, clients: int, steps: int) -> Cohort:
         cohort = self.ready.cohort.take(range(clients))
@@ -195,26 +206,25 @@ def compared(workload: Workload, plan: Plan, name: Arithmetic) -> list[Row]:
     about = {"workload": workload.name, "clients": workload.clients, "batch": workload.batch, "precision": name}
     rows: dict[str, Row] = {}
     made: dict[str, Way] = {}
-    with arithmetic(name):
-        try:
-            ways = Ways(workload, plan.device, name)
-        except Unavailable as error:
-            return [{**about, "way": "default", "skipped": str(error)}]
-        for each in workload.ways:
-            plan.tell(f"{workload.name}, {workload.clients} clients, {name}: {WAYS[each]}")
-            way, row = _built(ways, each)
-            rows[each] = {**about, "way": each, **row}
-            if way is not None:
-                made[each] = way
-            forget(plan.device)
-        timings = interleaved({each: way.call for each, way in made.items()}, plan)
-        bound = lower_bound(ways, plan)
-        for each, timing in timings.items():
-            first = rows[each]["first_seconds"]  # with what was built, compiled and captured
-            rows[each] |= {**timing.row(made[each].steps), "first_seconds": first}
-            rows[each] |= _told(rows[each], workload, bound)
-        _compare(rows)
-        del ways, made
+    try:
+        ways = Ways(workload, plan.device, name)
+    except Unavailable as error:
+        return [{**about, "way": "default", "skipped": str(error)}]
+    for each in workload.ways:
+        plan.tell(f"{workload.name}, {workload.clients} clients, {name}: {WAYS[each]}")
+        way, row = _built(ways, each)
+        rows[each] = {**about, "way": each, **row}
+        if way is not None:
+            made[each] = way
+        forget(plan.device)
+    timings = interleaved({each: way.call for each, way in made.items()}, plan)
+    bound = lower_bound(ways, plan)
+    for each, timing in timings.items():
+        first = rows[each]["first_seconds"]  # with what was built, compiled and captured
+        rows[each] |= {**timing.row(made[each].steps), "first_seconds": first}
+        rows[each] |= _told(rows[each], workload, bound)
+    _compare(rows)
+    del ways, made
     forget(plan.device)
     return list(rows.values())
 
@@ -233,7 +243,7 @@ def _built(ways: Ways, name: str) -> tuple[Way | None, Row]:
     except Exception as error:  # one way that breaks must not cost what else a dear hour on a GPU would show
         return None, {"skipped": f"failed ({type(error).__name__}: {str(error).partition(chr(10))[0]})"}
     taken = {"peak_bytes": peak.bytes} if ways.device.type == "cuda" else {}
-    return way, {"how": way.how, "first_seconds": time.perf_counter() - started, **taken}
+    return way, {"how": way.how, "set": way.told, "first_seconds": time.perf_counter() - started, **taken}
 
 
 def _told(row: Row, workload: Workload, bound: float) -> Row:

@@ -10,7 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -116,11 +116,21 @@ def setting(name: Arithmetic, device: torch.device) -> str:
     return {"float32": "float32-strict", "tf32": "float32", "bf16": "bf16"}[name]
 
 
-@contextmanager
-def arithmetic(name: Arithmetic) -> Iterator[None]:
-    """Inside, float32 products on a GPU are exact to rounding ('float32') or TF32 (else)."""
-    with execution.tf32(name != "float32"):
-        yield
+def plain_torch(name: Arithmetic) -> AbstractContextManager[None]:
+    """Inside, plain torch multiplies float32 on a GPU exact to rounding ('float32') or in TF32 (else).
+
+    For opponents and bounds alone: fedkin is told by its configuration, as users tell it, and has to do the rest."""
+    return execution.tf32(name != "float32")
+
+
+def set_for_torch(name: Arithmetic) -> str:
+    """In words, for the record."""
+    switches = f"fp32_precision = {'ieee' if name == 'float32' else 'tf32'!r}"
+    return f"{switches}, autocast to bfloat16" if name == "bf16" else switches
+
+
+def set_for_fedkin(name: Arithmetic, device: torch.device) -> str:
+    return f"precision = {setting(name, device)!r}"
 
 
 # ---- memory ----
@@ -213,7 +223,7 @@ def flop_per_second(device: torch.device, size: Size, name: Arithmetic) -> float
     dtype = torch.bfloat16 if name == "bf16" else torch.float32
     a, b = (torch.randn(n, n, device=device).to(dtype) for _ in range(2))
     out = torch.empty_like(a)
-    with arithmetic(name):
+    with plain_torch(name):
         return 2 * n**3 / _fastest(lambda: torch.mm(a, b, out=out), device)
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -128,15 +128,20 @@ class _Executor:
     def _evaluate(self, tensors: dict[str, Tensor], x: Tensor) -> Tensor:
         return functional_call(self.evaluating, {**tensors, **self.counters}, (x,))  # type: ignore[no-any-return]
 
-    @contextmanager
-    def _precision(self) -> Iterator[None]:
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.type == "cuda"
+
+    def _switches(self) -> AbstractContextManager[None]:
+        """Inside, a GPU multiplies float32 as `products` says. It belongs around a backward pass as much as around the
+        forward pass before it: layers look at torch's switches in both, and none remembers what it saw."""
+        return tf32(self.products != "float32-strict") if self.on_gpu else nullcontext()
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        """Inside, bf16 is what is multiplied, if `products` says so: around forward passes. A backward pass has the
+        precisions that its forward pass chose. (vmap derives in one go, and so inside.)"""
         half = self.products == "bf16"
-        with ExitStack() as stack:
-            if self.device.type == "cuda":
-                stack.enter_context(tf32(self.products != "float32-strict"))
-            if half:
-                stack.enter_context(torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False))
-            yield
+        return torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False) if half else nullcontext()
 
     @cached_property
     def mixture(self) -> Stacked | OneByOne:
@@ -151,8 +156,10 @@ class _Executor:
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """Inside, a GPU multiplies float32 in TF32, or does not. Never leave it on for Gram matrices and mixing (T26)."""
-    switches = (torch.backends.cuda.matmul, torch.backends.cudnn.conv)  # type: ignore[attr-defined]
+    """Inside, a GPU multiplies float32 in TF32, or does not, on whichever thread: torch's switches are everybody's.
+    Never leave it on for Gram matrices and mixing (T26)."""
+    cudnn: Any = torch.backends.cudnn
+    switches: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn)
     before = [switch.fp32_precision for switch in switches]
     for switch in switches:
         switch.fp32_precision = "tf32" if allowed else "ieee"
@@ -161,6 +168,17 @@ def tf32(allowed: bool) -> Iterator[None]:
     finally:
         for switch, precision in zip(switches, before, strict=True):
             switch.fp32_precision = precision
+
+
+@contextmanager
+def _without_cudnn() -> Iterator[None]:
+    """`torch.backends.cudnn.flags` would allow TF32 on the way."""
+    before = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = before
 
 
 class OneByOne(_Executor):
@@ -172,20 +190,22 @@ class OneByOne(_Executor):
         k, d = len(batch), self.layout.parameters
         G, losses = W.new_empty(k, d) if out is None else out[:k], W.new_empty(k)
         rest = W[:k, d:].clone() if self.buffered else None
-        for i in range(k):
-            trained, given, loss = self._pass(W[i], batch, i)
-            torch.cat(_slopes(loss, trained), out=G[i])
-            losses[i] = loss.detach()
-            if rest is not None:
-                # From `given`: a buffer that was assigned to, not written into, is new there.
-                rest[i] = self.layout.flat({n: given[n].detach() for n in self.layout.rest(W[i])}, lead=0)
+        with self._switches():
+            for i in range(k):
+                trained, given, loss = self._pass(W[i], batch, i)
+                torch.cat(_slopes(loss, trained), out=G[i])
+                losses[i] = loss.detach()
+                if rest is not None:
+                    # From `given`: a buffer that was assigned to, not written into, is new there.
+                    rest[i] = self.layout.flat({n: given[n].detach() for n in self.layout.rest(W[i])}, lead=0)
         return G, losses, rest
 
     def curvature(self, W: Tensor, V: Tensor, batch: Batch) -> Tensor:
         H = torch.zeros_like(V)
         recurrent = any(isinstance(m, nn.RNNBase) for m in self.training.modules())
-        for i in range(len(batch)):
-            with torch.backends.cudnn.flags(enabled=not recurrent):  # cuDNN cannot derive recurrent layers twice
+        # cuDNN cannot derive recurrent layers twice.
+        with self._switches(), _without_cudnn() if recurrent else nullcontext():
+            for i in range(len(batch)):
                 trained, _, loss = self._pass(W[i], batch, i)
                 with torch.enable_grad():
                     along = (torch.cat(_slopes(loss, trained, again=True)) * V[i]).sum()
@@ -200,13 +220,13 @@ class OneByOne(_Executor):
         given = {**trained, **fixed, **{n: c.clone() for n, c in self.counters.items()}}
         count = batch.counts[i]
         weight = None if batch.weight is None else batch.weight[i, :count]
-        with torch.enable_grad(), _stream(batch, i, w.device), self._precision():
+        with torch.enable_grad(), _stream(batch, i, w.device), self._autocast():
             outputs = functional_call(self.training, given, (batch.x[i, :count],))
             loss = self.loss(outputs.to(w.dtype), batch.y[i, :count], weight)
         return list(trained.values()), given, loss
 
     def outputs(self, W: Tensor, x: Tensor) -> Tensor:
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), self._switches(), self._autocast():
             each = [self._evaluate(self.layout.tensors(w), samples) for w, samples in zip(W, x, strict=True)]
         return torch.stack(each).to(W.dtype)
 
@@ -267,7 +287,7 @@ class Stacked(_Executor):
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Gradients, losses and buffers of k clients whose batches are of one size; weights (k, b) of samples."""
         step = vmap(grad_and_value(self._loss, has_aux=True), in_dims=(0, 0, 0, 0, None if weight is None else 0))
-        with self._precision():
+        with self._switches(), self._autocast():
             grads, (losses, rest) = step(self.layout.trained(W), self.layout.rest(W), x, y, weight)
         return self.layout.flat(grads, out=out), losses, self.layout.flat(rest) if self.buffered else None
 
@@ -290,7 +310,7 @@ class Stacked(_Executor):
             part = batch.rows(chosen, size)
             along = vmap(grad(self._slope), in_dims=(0, 0, 0, 0, 0, None if part.weight is None else 0))
             rows, directions = W[chosen], self.layout.trained(V[chosen])
-            with self._precision():
+            with self._switches(), self._autocast():
                 curved = along(
                     self.layout.trained(rows), directions, self.layout.rest(rows), part.x, part.y, part.weight
                 )
@@ -311,7 +331,7 @@ class Stacked(_Executor):
         return torch.stack([(slopes[n] * along[n]).sum() for n in slopes]).sum()
 
     def outputs(self, W: Tensor, x: Tensor) -> Tensor:
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), self._switches(), self._autocast():
             return vmap(self._evaluate, in_dims=(0, 0))(self.layout.tensors(W), x).to(W.dtype)
 
 
@@ -342,9 +362,9 @@ class Layered(Stacked):
             tensors = {**trained, **self.layout.rest(left, d), **frozen}
         slots = self.layout.trained(G)
         rows = Rows(tensors, k, {n: slot for n, slot in slots.items() if self.plan.called_once(n)})
-        with torch.enable_grad(), self._precision():
-            outputs = self.plan(rows, x.bfloat16() if self._halves(x) else x)
-        with torch.enable_grad():
+        with torch.enable_grad(), self._switches():
+            with self._autocast():
+                outputs = self.plan(rows, x.bfloat16() if self._halves(x) else x)
             losses = self.loss.each(outputs.to(W.dtype), y, weight)
             slopes: Sequence[Tensor | None] = torch.autograd.grad(
                 losses.sum(), list(trained.values()), allow_unused=True
@@ -360,7 +380,7 @@ class Layered(Stacked):
         return self.products == "bf16" and x.is_floating_point()
 
     def outputs(self, W: Tensor, x: Tensor) -> Tensor:
-        with torch.no_grad(), self._precision():
+        with torch.no_grad(), self._switches(), self._autocast():
             outputs = self.evaluation(Rows(self.layout.tensors(W), len(W)), x.bfloat16() if self._halves(x) else x)
         return outputs.to(W.dtype)
 
