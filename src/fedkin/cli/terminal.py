@@ -64,7 +64,7 @@ def show_comparison(results: compare.Results) -> None:
     for row in rows:
         test = pairs.get((reference.name, row.name))
         table.add_row(
-            f"[bold]{row.name}[/]" if row.headline else row.name,
+            f"[bold]{escape(row.name)}[/]" if row.headline else escape(row.name),
             *(score_text(v, metric) for v in (row.bmta, row.worst, row.std_clients, row.std_seeds)),
             *(score_text(v, metric) for v in (row.last, row.validated)),
             p_text(test.p) if test else "",
@@ -327,7 +327,8 @@ def show_levels(levels: Levels) -> None:
                 own = [r for r in here if r.name == row.name]
                 best, last = ([getattr(getattr(r, moment), side) for r in own] for moment in ("best", "last"))
                 cells = map(told, *((last, best) if hit else (best, last)))
-                table.add_row(f"[bold]{row.name}[/]" if row.headline else row.name, *cells)
+                label = escape(row.name)
+                table.add_row(f"[bold]{label}[/]" if row.headline else label, *cells)
             out.print(table)
         if hit and any(not row.headline for row in here):
             out.print("Headline models; the methods' other models are in the report.", style="dim", highlight=False)

@@ -24,8 +24,9 @@ from .records import Line, Summary
 ALONE = "separate"
 ORACLE = "groups"
 """Told the groups: an upper bound, not a contender."""
-# Settings in which two runs may differ and still be the same method tried twice.
-INCIDENTAL = {"out", "path", "folder", "device", "execution", "data_folder"}
+INCIDENTAL = {"device", "execution", "chunk", "weights", "threads", "data.verify"}
+"""Settings of where and how a run is computed, not of what: two runs that differ in these alone are one method, tried
+twice. (`precision` is not among them: it changes numbers by more than rounding.)"""
 
 
 class Run(Protocol):
@@ -338,7 +339,7 @@ def _labels(runs: Sequence[Run]) -> list[str]:
 def variations(runs: Sequence[Run]) -> list[str]:
     """The settings in which these runs differ, apart from seeds, places and machines."""
     keys = differing([flat_settings(run.config) for run in runs])
-    return [key for key in keys if "seed" not in _leaf(key) and _leaf(key) not in INCIDENTAL]
+    return [key for key in keys if "seed" not in _leaf(key) and key not in INCIDENTAL]
 
 
 def _leaf(key: str) -> str:
