@@ -11,7 +11,6 @@ import numpy as np
 
 import fedkin
 from fedkin.data import graphs
-from fedkin.evidence.comparison import newcomers
 
 CLINICS, PATIENTS = 40, 30
 
@@ -50,7 +49,7 @@ if __name__ == "__main__":
         rounds=60,
         out="runs/map",
     )
-    for row in newcomers(results.runs):
+    for row in results.findings.newcomers:
         if row.headline:
             known = row.known.mean if row.known else math.nan
             print(f"{row.method:8}  known clinics {known:.0%}, newcomers {row.newcomers.mean:.0%} right")

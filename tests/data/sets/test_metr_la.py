@@ -16,7 +16,7 @@ from fedkin import data
 from fedkin.base.settings import ConfigError
 from fedkin.data.federation import Federation
 from fedkin.data.files import DataError
-from fedkin.evidence.worth_joining import scorecard, worth_joining
+from fedkin.evidence.findings import Findings
 from fedkin.runs.config import resolve
 from fedkin.training import models
 
@@ -279,12 +279,13 @@ def test_a_run_scores_what_is_known_and_says_whether_joining_paid(toy: Path, tmp
         if known.any():
             assert 0 <= found["masked_mse"].low <= truth <= found["masked_mse"].high
             assert found["masked_rmse"].low == pytest.approx(found["masked_mse"].low ** 0.5)
-    answer = worth_joining(runs)
+    found = Findings(runs)
+    answer = found.worth_joining()
     assert answer.metric == "masked_mse" and answer.by_patient
     silos = {silo.client: silo for silo in answer.silos}
     assert np.isnan(silos[IDS[1]].gain.value) and silos[IDS[1]].answer == "cannot tell"
     assert all(silos[name].gain.low <= silos[name].gain.value <= silos[name].gain.high for name in (IDS[0], IDS[2]))
-    assert set(scorecard(runs).silos[IDS[0]]) == set(outputs.fitting)
+    assert found.scorecard is not None and set(found.scorecard.silos[IDS[0]]) == set(outputs.fitting)
     assert np.isfinite(runs[0].summary["models"]["personal"]["last"])
 
 
