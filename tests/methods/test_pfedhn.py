@@ -196,7 +196,7 @@ def test_what_does_not_fit_is_told_what_would_make_it_smaller(monkeypatch: pytes
 def test_what_does_not_fit_is_refused_before_a_model_that_large_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trying whether it can be stacked takes many copies of the model: the system would end the process before."""
     monkeypatch.setattr("fedkin.base.machine.free_bytes", lambda device: 1000)
-    monkeypatch.setattr("fedkin.engines.assembly.choose", lambda *_, **__: pytest.fail("the model was tried"))
+    monkeypatch.setattr("fedkin.engines.stock.choose", lambda *_, **__: pytest.fail("the model was tried"))
     with pytest.raises(ConfigError, match="does not fit"):
         ready(toy(), method="pfedhn")
 

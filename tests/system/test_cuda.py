@@ -226,7 +226,7 @@ def test_a_grid_trained_in_one_stack_on_a_gpu_is_that_of_the_cpu(tmp_path):
     chosen = []
     for device in ("cpu", "cuda"):
         tuned = fedkin.tune(settings, grid={"local.lr": [1e-3, 1e-2]}, device=device, out=tmp_path / device)
-        chosen.append([load_file(t.point.path / "checkpoint" / "state.safetensors") for t in tuned.trials])
+        chosen.append([load_file(t.run.path / "checkpoint" / "state.safetensors") for t in tuned.trials])
     for here, there in zip(*chosen, strict=True):
         assert (here["server/W"] - there["server/W"]).norm() <= 1e-9 * here["server/W"].norm()
 
