@@ -154,8 +154,8 @@ def test_a_step_that_fails_in_a_rehearsal_is_told_and_what_it_came_by_is_compile
     done = launching.rehearse(step)
     assert done == launching.Rehearsed(1, broken_off="Expected more than 1 value per channel")
     assert done.trouble == (
-        "Some kernels are compiled when they are needed, not ahead (the step was broken off: Expected more than 1 value "
-        "per channel)."
+        "Some kernels are compiled when they are needed, not ahead (the step was broken off: Expected more than 1 "
+        "value per channel)."
     )
     launching.launch(kernel, (1,), tensor(3))
     assert kernel.started == 1, "it is over all the same"
