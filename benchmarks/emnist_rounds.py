@@ -125,7 +125,7 @@ def carried_out(options: argparse.Namespace, began: float) -> Iterator[Row]:
                 if (which, precision) in failed:
                     continue
                 own = {**settings(options), "precision": precision}
-                found = in_a_process(getattr(options, which).resolve(), own)
+                found = in_a_process(getattr(options, which).resolve(), own, options.seconds)
                 failed |= {(which, precision)} if "failed" in found else set()
                 told = found.get("failed") or " ".join(f"{seconds:.3f}" for seconds in found["seconds"])
                 print(f"turn {turn + 1}, {which}, {precision}: {told}", flush=True)
@@ -133,14 +133,17 @@ def carried_out(options: argparse.Namespace, began: float) -> Iterator[Row]:
         longest = max(longest, time.perf_counter() - started)
 
 
-def in_a_process(source: Path, settings: Row) -> Row:
-    """What a run of this source came to, or how it failed."""
+def in_a_process(source: Path, settings: Row, seconds: float) -> Row:
+    """What a run of this source came to in so many seconds, or how it failed."""
     behind = os.environ.get("PYTHONPATH")
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(source), *([behind] if behind else [])])}
     with tempfile.TemporaryDirectory(prefix="emnist-rounds-") as place:
         # -P: the package comes from the source that is named, never from the folder that this is started in.
         command = [sys.executable, "-P", "-c", WORKER, json.dumps(settings), str(Path(place) / "run"), str(source)]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+        try:
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return {"failed": f"It was not done after {seconds:.0f} s."}
     if done.returncode:
         print(done.stderr[-2000:], file=sys.stderr, flush=True)
         return {"failed": (done.stderr.strip().splitlines() or ["no word"])[-1]}

@@ -1,4 +1,5 @@
-"""Puts benchmarks/results/speed-cpu.json and speed-cuda.json into docs/performance.md, and draws its pictures.
+"""Puts speed-cpu.json, speed-cuda.json and emnist-rounds.json of benchmarks/results into docs/performance.md, and draws
+its pictures.
 
 python benchmarks/performance_page.py
 """
@@ -24,6 +25,7 @@ HEADS = {
     "ceilings": "What the machine could do",
     "step": "One optimiser step for all clients",
     "round": "A whole round",
+    "emnist-rounds": "A round as a user starts it",
     "warmup": "The first round",
     "accuracy": "Accuracy in float32 and in bf16",
     "collaboration": "Attention and mixing",
@@ -42,7 +44,8 @@ def main() -> None:
 
 def results() -> dict[str, Sections]:
     """Sections by device; a device that was not measured has none."""
-    return {device: bench.record.read(HERE / "results" / f"speed-{device}.json") for device in DEVICES}
+    found = {device: bench.record.read(HERE / "results" / f"speed-{device}.json") for device in DEVICES}
+    return {**found, "cuda": {**found["cuda"], **bench.record.read(HERE / "results" / "emnist-rounds.json")}}
 
 
 def rewritten(text: str, found: Mapping[str, Sections]) -> str:
@@ -62,21 +65,50 @@ def chapter(device: str, sections: Sections) -> str:
         return f"Not measured on {DEVICES[device]} yet: `python benchmarks/speed.py --device {device}`."
     parts = [glance(sections)] if glance(sections) else []
     for name, head in HEADS.items():
-        if name in sections and bench.table(name, sections[name]["rows"])[1]:
+        if name in sections and table(name, sections[name]["rows"])[1]:
             parts += [f"### {head}", *told(device, name, sections[name])]
     return "\n\n".join(parts)
 
 
 def told(device: str, name: str, section: Mapping[str, Any]) -> Iterator[str]:
     """A section in Markdown: what it is, its table, what is missing from it, its picture, its origin."""
-    yield bench.title(name)
-    yield markdown(*bench.table(name, section["rows"]))
+    yield bench.title(name) if name in bench.SECTIONS else of_users(section["settings"])
+    yield markdown(*table(name, section["rows"]))
     missing = bench.skipped(section["rows"])
     if missing:
         yield "Not measured: " + " ".join(missing)
     if name in FIGURES and FIGURES[name][1](section["rows"]):
         yield f"![{FIGURES[name][0]}](performance/{name}-{device}.svg)"
     yield f"<sub>{origin(section)}</sub>"
+
+
+def table(name: str, rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
+    if name in bench.SECTIONS:
+        return bench.table(name, rows)
+    heads = ["precision", "commit", "runs", "s a round", "first round, s", "to that commit", "to bf16", "last accuracy"]
+    return heads, [
+        [
+            row["precision"],
+            row["commit"] or row["source"],
+            str(row["processes"]),
+            f"{row['seconds']:.3f} ({row['seconds_low']:.3f}–{row['seconds_high']:.3f})",
+            f"{row['first_seconds']:.2f}",
+            f"{row['times_old']:.2f} ×" if "times_old" in row else "",
+            f"{row['times_bf16']:.2f} ×" if "times_bf16" in row else "",
+            f"{row['last']:.2%}".replace("%", " %"),
+        ]
+        for row in rows
+    ]
+
+
+def of_users(settings: Mapping[str, Any]) -> str:
+    data = settings["data"]
+    return (
+        f"Whole runs of FedAMP on {data['split']} {data['name'].upper()}, {settings['rounds']} rounds, with nothing "
+        "set but the precision (`float32` is TF32 on a GPU): each in a process of its own, an older commit and this one"
+        " in turns. The seconds are those that a run wrote into its rounds.jsonl, without the first rounds: the median "
+        "of all with its quartiles. The columns of ratios count time: below 1 is faster."
+    )
 
 
 def origin(section: Mapping[str, Any]) -> str:
@@ -130,6 +162,15 @@ def by_precision(section: str, key: str, form: str, **wanted: Any) -> Callable[[
     return value
 
 
+def as_started(sections: Sections) -> str:
+    """Seconds of a round that a user starts, and how many times bf16's float32 takes."""
+    rows = {r["precision"]: r for r in sections.get("emnist-rounds", {}).get("rows", []) if r["source"] == "new"}
+    if not {"bf16", "float32"} <= rows.keys():
+        return ""
+    seconds = ", ".join(f"{rows[name]['seconds']:.2f} ({name})" for name in ("float32", "bf16"))
+    return f"{seconds}: {rows['float32']['times_bf16']:.2f} ×"
+
+
 NAMES = {"float32": "float32", "tf32": "TF32", "bf16": "bf16"}
 CIFAR, IMAGENET = "ResNet-18, CIFAR stem", "ResNet-18, ImageNet stem"
 EMNIST, RESNET = "practical EMNIST, CNN", "practical CIFAR-100, ResNet-18"
@@ -169,6 +210,11 @@ CLAIMS: list[tuple[str, str, Callable[[Sections], str]]] = [
         "practical EMNIST, 10 epochs: s a round, of 40 and three seeds",
         "0.6 (goal 0.3)",
         by_precision("accuracy", "seconds", "{:.2f}", workload=EMNIST, seed="mean"),
+    ),
+    (
+        "the same as a user starts it, `precision` set alone (`float32` is TF32): s a round",
+        "float32 at most 2.5 × bf16",
+        as_started,
     ),
     (
         "the same: best mean accuracy of the cloud models, three seeds",

@@ -450,3 +450,20 @@ def test_the_page_changes_with_its_json() -> None:
     changed = page.rewritten(text, {**found, "cpu": cpu})
     assert "| 4321 |" in changed and "| 4,320 |" in changed  # at a glance, and in its table
     assert "Not measured on a GPU yet" in page.rewritten(text, {**found, "cuda": {}})
+
+
+def test_the_page_tells_of_rounds_that_users_start_once_they_are_measured() -> None:
+    page, rounds_of = script("performance_page"), script("emnist_rounds")
+    text, found = page.PAGE.read_text(encoding="utf-8"), page.results()
+    runs = [a_run(source, "bf16", 9, 0.312) for source in ("old", "new")]
+    runs += [a_run("old", "float32", 9, 1.19), a_run("new", "float32", 9, 0.689)]
+    section = {"origin": found["cpu"]["demo"]["origin"], "seconds": 200.0, "runs": runs}
+    section |= {"rows": rounds_of.summed_up(runs, 1, {"old": "6176844", "new": "abc"})}
+    section |= {"settings": {"data": {"name": "emnist", "split": "practical"}, "rounds": 12}}
+    cuda = {name: each for name, each in found["cuda"].items() if name != "emnist-rounds"}
+    assert "A round as a user starts it" not in page.rewritten(text, {**found, "cuda": cuda})
+    changed = page.rewritten(text, {**found, "cuda": {**cuda, "emnist-rounds": section}})
+    assert "### A round as a user starts it" in changed and "practical EMNIST, 12 rounds" in changed
+    assert "| float32 | 6176844 | 1 | 1.190 (1.190–1.190) | 9.00 |  | 3.81 × | 50.00 % |" in changed
+    assert "| float32 | abc | 1 | 0.689 (0.689–0.689) | 9.00 | 0.58 × | 2.21 × | 50.00 % |" in changed
+    assert "| float32 at most 2.5 × bf16 | 0.69 (float32), 0.31 (bf16): 2.21 × |" in changed

@@ -343,17 +343,21 @@ class Layered(Stacked):
         self.plan, self.evaluation = Plan.of(self.training), Plan.of(self.evaluating)
         self.statistics = {name for name, _ in self.training.named_buffers()}
         self.rehearsed: set[torch.Size] = set()
+        self.rehearsals: list[launching.Rehearsed] = []
+
+    @property
+    def trouble(self) -> str | None:  # type: ignore[override]
+        told = [super().trouble, *(rehearsal.trouble for rehearsal in self.rehearsals)]
+        return " ".join(dict.fromkeys(filter(None, told))) or None
 
     def _call(
         self, W: Tensor, x: Tensor, y: Tensor, weight: Tensor | None, out: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         k, d = len(W), self.layout.parameters
         G = W.new_empty(k, d) if out is None else out
-        # The first shape is that of the few samples by which this was chosen. A user's own loss is not called in vain.
-        rehearses = x.shape not in self.rehearsed and len(self.rehearsed) < 2 and self.loss in LOSSES.values()
-        if rehearses and W.is_cuda and launching.usable(W):
+        if self._rehearses(W, x):
             self.rehearsed.add(x.shape)
-            launching.rehearse(lambda: self._call(W, x, y, weight, G))
+            self.rehearsals.append(launching.rehearse(lambda: self._call(W, x, y, weight, G)))
         trained = {n: t.requires_grad_() for n, t in self.layout.trained(W.detach()).items()}
         left = W[:, d:].detach().clone() if self.buffered else None
         tensors = trained
@@ -375,6 +379,12 @@ class Layered(Stacked):
             elif name not in rows.written:
                 slot.zero_()
         return G, losses.detach(), left
+
+    def _rehearses(self, W: Tensor, x: Tensor) -> bool:
+        """Whether the kernels for batches of this shape are to be compiled ahead. The first shape is that of the few
+        samples by which this was chosen. A user's own loss is not called in vain."""
+        new = x.shape not in self.rehearsed and len(self.rehearsed) < 2
+        return new and self.loss in LOSSES.values() and W.is_cuda and launching.usable(W)
 
     def _halves(self, x: Tensor) -> bool:
         return self.products == "bf16" and x.is_floating_point()
