@@ -20,43 +20,27 @@ from ..engines.start import Network, Settings, table
 from ..evidence import crossed as evidence
 from ..runs import options
 from ..runs.config import Config, merge
-from .compare import Results
+from .conditions import Condition, Several, refuse_fixed, run_all, run_of
 from .kept import keep
 from .plan import Cell, compared
-from .run import Run
-from .vary import refuse_fixed, run_levels
 
 
 @dataclass(frozen=True)
-class Crossing(evidence.Crossing):
+class Crossing(Condition, evidence.Crossing):
     """A comparison under one combination, in a folder of its own."""
 
-    runs: list[Run]
-    path: Path
-
-    @property
-    def results(self) -> Results:
-        return Results(self.runs, self.path)
-
 
 @dataclass(frozen=True)
-class Crossed(evidence.Crossed):
+class Crossed(evidence.Crossed, Several):
     """Comparisons under every combination of the values of several settings."""
 
     crossings: list[Crossing]
     path: Path
 
-    def frame(self) -> Any:
-        """The rows as a pandas frame."""
-        import pandas as pd
-
-        return pd.DataFrame([row.flat() for row in self.rows()])
-
-    def report(self, path: Path | str | None = None) -> Path:
-        """Writes the HTML report: a picture and a table of all combinations."""
+    def write_page(self, path: Path) -> Path:
         from ..report.crossed import write_page
 
-        return write_page(self, Path(path) if path is not None else self.path / "report.html")
+        return write_page(self, path)
 
 
 def cross(
@@ -94,6 +78,6 @@ def cross(
             raise ConfigError(f"Two combinations would lie in one folder, {place}; take shorter values.")
         planned.append((values, compared(options.laid_over(raw, values), methods, seeds, place, objects)))
     study = {"methods": list(methods), "seeds": seeds, "cross": chosen}
-    run_levels([cells for _, cells in planned], objects, listener, jobs, lambda: keep(folder, raw, study, objects))
-    found = [Crossing(v, [Run(c.path) for c in cells], cells[0].path.parent) for v, cells in planned]
+    run_all([cells for _, cells in planned], objects, listener, jobs, lambda: keep(folder, raw, study, objects))
+    found = [Crossing(values, *run_of(cells)) for values, cells in planned]
     return Crossed(chosen, found, folder)

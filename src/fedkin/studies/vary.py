@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,47 +19,27 @@ from ..engines.start import Network, Settings, table
 from ..evidence import levels as evidence
 from ..runs import options
 from ..runs.config import Config, merge
-from .carry_out import carry_out
-from .compare import Results
+from .conditions import Condition, Several, refuse_fixed, run_all, run_of
 from .kept import keep
-from .plan import Cell, Listeners, compared, seeds_together
-from .run import Run
-from .supply import Supply
-
-FIXED = {"method", "seed", "learning.metric"}
-"""What does not change from level to level; methods and seeds are varied at every level."""
+from .plan import Cell, compared
 
 
 @dataclass(frozen=True)
-class Level(evidence.Level):
+class Level(Condition, evidence.Level):
     """A comparison with one setting at one value, in a folder of its own."""
 
-    runs: list[Run]
-    path: Path
-
-    @property
-    def results(self) -> Results:
-        return Results(self.runs, self.path)
-
 
 @dataclass(frozen=True)
-class Levels(evidence.Levels):
+class Levels(evidence.Levels, Several):
     """Comparisons at several levels of one or more settings."""
 
     levels: list[Level]
     path: Path
 
-    def frame(self) -> Any:
-        """The rows as a pandas frame."""
-        import pandas as pd
-
-        return pd.DataFrame([row.flat() for row in self.rows()])
-
-    def report(self, path: Path | str | None = None) -> Path:
-        """Writes the HTML report: pictures over the levels, and tables."""
+    def write_page(self, path: Path) -> Path:
         from ..report.levels import write_page
 
-        return write_page(self, Path(path) if path is not None else self.path / "report.html")
+        return write_page(self, path)
 
     def figures(self, folder: Path | str | None = None, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
         """Writes the pictures for print."""
@@ -104,40 +83,5 @@ def vary(
             same = (earlier for *_, earlier in planned if [c.config for c in earlier] == [c.config for c in cells])
             planned.append((name, value, next(same, cells)))
     study = {"methods": list(methods), "seeds": seeds, "vary": chosen}
-    run_levels([cells for *_, cells in planned], objects, listener, jobs, lambda: keep(folder, raw, study, objects))
-    return Levels([Level(name, value, *_runs(cells)) for name, value, cells in planned], folder)
-
-
-def refuse_fixed(chosen: Mapping[str, Any]) -> None:
-    for name in FIXED & set(chosen):
-        raise ConfigError(f"{name} cannot be varied: at every level methods and seeds are compared by one metric.")
-
-
-def run_levels(
-    levels: Sequence[list[Cell]],
-    objects: Mapping[str, Any],
-    listener: Callable[[str, str, int], Listener] | None,
-    jobs: int,
-    tried: Callable[[], None],
-) -> None:
-    """Runs several comparisons as one plan; one that stands there twice is run once. `tried` is called when all runs
-    have been tried, and none is begun."""
-    supply = Supply(objects)
-    everyone = [cell for level in levels for cell in level]
-    stacks = seeds_together(list({cell.path: cell for cell in everyone}.values()), supply)
-    tried()
-    told: Listeners | None = None
-    if listener is not None:
-        told = partial(_of_a_cell, listener)
-    carry_out(stacks, supply, objects, told, jobs=jobs)
-    for i, cell in enumerate(everyone):
-        if told is not None and cell in everyone[:i]:  # it is counted all the same
-            told(cell)
-
-
-def _of_a_cell(listener: Callable[[str, str, int], Listener], cell: Cell) -> Listener:
-    return listener(cell.path.parent.name, cell.config.method, cell.config.seed)
-
-
-def _runs(cells: Sequence[Cell]) -> tuple[list[Run], Path]:
-    return [Run(cell.path) for cell in cells], cells[0].path.parent
+    run_all([cells for *_, cells in planned], objects, listener, jobs, lambda: keep(folder, raw, study, objects))
+    return Levels([Level(name, value, *run_of(cells)) for name, value, cells in planned], folder)

@@ -1,0 +1,97 @@
+"""Comparisons under several conditions: each in a folder of its own, all of them in one table and on one page."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..base.settings import ConfigError
+from ..engines.simulation import Listener
+from .carry_out import carry_out
+from .compare import Results
+from .plan import Cell, Listeners, seeds_together
+from .run import Run
+from .supply import Supply
+
+FIXED = {"method", "seed", "learning.metric"}
+"""What is the same under all conditions; methods and seeds are varied under each."""
+
+
+class Flat(Protocol):
+    def flat(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A comparison under one condition."""
+
+    runs: list[Run]
+    path: Path
+
+    @property
+    def results(self) -> Results:
+        return Results(self.runs, self.path)
+
+
+class Several:
+    """Comparisons under several conditions, and the folder that holds them."""
+
+    path: Path
+
+    @abstractmethod
+    def rows(self) -> Sequence[Flat]:
+        """A row for each condition and `method:model`."""
+
+    @abstractmethod
+    def write_page(self, path: Path) -> Path:
+        """Writes the page to this place."""
+
+    def frame(self) -> Any:
+        """The rows as a pandas frame."""
+        import pandas as pd
+
+        return pd.DataFrame([row.flat() for row in self.rows()])
+
+    def report(self, path: Path | str | None = None) -> Path:
+        """Writes the HTML report, pictures and tables, by default beside the runs."""
+        return self.write_page(Path(path) if path is not None else self.path / "report.html")
+
+
+def refuse_fixed(chosen: Mapping[str, Any]) -> None:
+    for name in FIXED & set(chosen):
+        raise ConfigError(f"{name} cannot be varied: at every level methods and seeds are compared by one metric.")
+
+
+def run_all(
+    conditions: Sequence[list[Cell]],
+    objects: Mapping[str, Any],
+    listener: Callable[[str, str, int], Listener] | None,
+    jobs: int,
+    tried: Callable[[], None],
+) -> None:
+    """Runs several comparisons as one plan; one that stands there twice is run once. `tried` is called when all runs
+    have been tried, and none is begun. `listener` is given the condition, the method and the seed."""
+    supply = Supply(objects)
+    everyone = [cell for cells in conditions for cell in cells]
+    stacks = seeds_together(list({cell.path: cell for cell in everyone}.values()), supply)
+    tried()
+    told: Listeners | None = None
+    if listener is not None:
+        told = partial(_of_a_cell, listener)
+    carry_out(stacks, supply, objects, told, jobs=jobs)
+    for i, cell in enumerate(everyone):
+        if told is not None and cell in everyone[:i]:  # it is counted all the same
+            told(cell)
+
+
+def _of_a_cell(listener: Callable[[str, str, int], Listener], cell: Cell) -> Listener:
+    return listener(cell.path.parent.name, cell.config.method, cell.config.seed)
+
+
+def run_of(cells: Sequence[Cell]) -> tuple[list[Run], Path]:
+    """The runs of a comparison, and its folder."""
+    return [Run(cell.path) for cell in cells], cells[0].path.parent
