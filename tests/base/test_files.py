@@ -89,3 +89,44 @@ def test_each_kind_by_its_own_name(tmp_path):
 def test_a_file_that_is_not_there_is_an_os_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         files.read_arrays(tmp_path / "file.npy")
+
+
+# ---- writing ----
+
+
+def test_a_file_is_replaced_whole_and_nothing_is_left_beside_it(tmp_path):
+    path = tmp_path / "file"
+    for content in (b"first", b"second"):
+        files.write({path: content})
+        assert path.read_bytes() == content
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), ValueError("no")])
+def test_what_fails_leaves_the_old_file_and_nothing_beside_it(tmp_path, error):
+    path = tmp_path / "file"
+    path.write_bytes(b"old")
+    with pytest.raises(type(error)), files.replacing(path) as new:
+        new.write_bytes(b"half")
+        raise error
+    assert path.read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["file"]
+
+
+def test_none_of_several_files_takes_its_name_before_all_are_on_the_disk(tmp_path, monkeypatch):
+    paths = [tmp_path / name for name in ("a", "b", "c")]
+    for path in paths:
+        path.write_bytes(b"old")
+    real, seen = Path.write_bytes, []
+
+    def full(self, content):
+        seen.append(self.name)
+        if len(seen) == 3:
+            raise OSError(28, "No space left on device")
+        return real(self, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space"):
+        files.write(dict.fromkeys(paths, b"new"))
+    assert [path.read_bytes() for path in paths] == [b"old"] * 3
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b", "c"]

@@ -457,7 +457,7 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path, monkeypatch):
         if len(flushed) == 2:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(export.os, "fsync", full)
+    monkeypatch.setattr("fedkin.base.files.os.fsync", full)
     sentence = refused(saved.export, tmp_path / "here" / "out.safetensors", "state_dict")
     assert "out.json cannot be written: No space left on device" in sentence
     assert not list((tmp_path / "here").iterdir())

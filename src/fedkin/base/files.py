@@ -41,13 +41,6 @@ def write(files: Mapping[Path, bytes]) -> None:
             stack.enter_context(replacing(path)).write_bytes(content)
 
 
-def write_text(path: Path, text: str) -> Path:
-    """Writes one file, in a folder that is made where it is missing, and returns its path."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write({path: text.encode()})
-    return path
-
-
 # ---- reading ----
 
 STARTS = {".npy": b"\x93NUMPY", ".npz": b"PK"}

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from ..errors import FedkinError
+from .files import replacing
 from .state import State
 
 DTYPES = {
@@ -58,15 +59,12 @@ def create(path: str | Path, tensors: Mapping[str, tuple[Sequence[int], torch.dt
     """
     path = Path(path)
     header, total = _header(tensors)
-    new = path.with_name(f"{path.name}.new")
     try:
-        with new.open("wb") as file:
+        with replacing(path) as new, new.open("wb") as file:
             file.write(header)
             file.flush()
             _reserve(file, len(header) + total)
-        new.replace(path)
     except OSError as error:
-        new.unlink(missing_ok=True)
         raise StorageError(f"{path} cannot be made ({_gigabytes(total)}): {error.strerror}.") from None
     return open_rows(path, writable=True)
 

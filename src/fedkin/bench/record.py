@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..base import files
 from ..engines import summary
 from ..errors import FedkinError
 from .timing import Plan, Row
@@ -53,13 +54,9 @@ def read(path: Path) -> dict[str, Any]:
 def write(path: Path, sections: Mapping[str, Any]) -> None:
     """Whole or not at all."""
     text = json.dumps({"sections": sections}, indent=1, allow_nan=False, ensure_ascii=False) + "\n"
-    new = path.with_name(f"{path.name}.new")
     try:
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
+        files.write({path: text.encode()})
     except OSError as error:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
         raise FedkinError(
             f"{path} cannot be written: {error.strerror}. Name a file in a folder that is there."
         ) from None

@@ -9,7 +9,6 @@ import csv
 import io
 import json
 import logging
-import os
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
@@ -21,6 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from ..base.files import write
 from ..data.preprocessing import Category, TablePreprocessing
 from .saved_model import Prediction, Saved, SavedError
 
@@ -220,19 +220,13 @@ def refuse_existing(paths: list[Path]) -> None:
 def write_new(files: Mapping[Path, bytes]) -> None:
     """Writes files that must not exist yet: to neighbours, to the disk, then renamed; all of them or none."""
     refuse_existing(list(files))
-    new = {path: path.with_name(f"{path.name}.new") for path in files}
-    at = next(iter(files))
     try:
-        for at, content in files.items():
-            at.parent.mkdir(parents=True, exist_ok=True)
-            with new[at].open("wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-        for at in files:
-            new[at].replace(at)
+        for path in files:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        write(files)
     except OSError as error:
-        for path in [*files, *new.values()]:
+        for path in files:
             with suppress(OSError):
                 path.unlink()
+        at = error.filename.removesuffix(".new") if isinstance(error.filename, str) else next(iter(files))
         raise SavedError(f"{at} cannot be written: {error.strerror or error}. Nothing was left there.") from None
