@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +22,39 @@ def replacing(path: Path) -> Iterator[Path]:
 
     If anything goes wrong the neighbour is removed, the old file stays as it is, and the error is passed on.
     """
-    new = path.with_name(f"{path.name}.new")
-    try:
+    with _replacing([path]) as (new,):
         yield new
-        with new.open("rb") as file:
-            os.fsync(file.fileno())
-        new.replace(path)
-    except BaseException:
-        with suppress(OSError):
-            new.unlink(missing_ok=True)
-        raise
 
 
 def write(files: Mapping[Path, bytes]) -> None:
     """Writes files; all of them lie on the disk before the first takes its name."""
-    with ExitStack() as stack:
-        for path, content in files.items():
-            stack.enter_context(replacing(path)).write_bytes(content)
+    with _replacing(list(files)) as neighbours:
+        for new, content in zip(neighbours, files.values(), strict=True):
+            new.write_bytes(content)
+
+
+@contextmanager
+def _replacing(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    neighbours = [path.with_name(f"{path.name}.new") for path in paths]
+    try:
+        yield neighbours
+        for new in neighbours:
+            _to_disk(new)
+        for path, new in zip(paths, neighbours, strict=True):
+            new.replace(path)
+    except BaseException:
+        for new in neighbours:
+            with suppress(OSError):
+                new.unlink(missing_ok=True)
+        raise
+
+
+def _to_disk(path: Path) -> None:
+    with path.open("rb") as file:
+        try:
+            os.fsync(file.fileno())
+        except OSError as error:
+            raise OSError(error.errno, error.strerror or str(error), str(path)) from None  # which file it was
 
 
 # ---- reading ----
