@@ -69,9 +69,13 @@ def picture(crossed: Crossed) -> go.Figure:
         values = [options.word(value) for value in crossed.settings[last]]
         axis: dict[str, Any] = figures.axis(figures.plain(last)) | {"type": "category", "categoryarray": values}
         figure.update_xaxes(axis, **place)
-        what = f"test {metric_name(rows[0].metric)}" if number % across == 0 else ""
-        figure.update_yaxes(figures.score_axis(first, what), **place)
-    figure.update_layout(figures.layout(120 + 340 * (-(-len(panels) // across))), legend=figures.legend())
+        figure.update_yaxes(figures.score_axis(first, f"test {metric_name(rows[0].metric)}"), **place)
+        if number % across:  # said once a row
+            figure.update_yaxes(title=None, **place)
+    figure.update_layout(
+        figures.layout(120 + 340 * (-(-len(panels) // across))),
+        legend=figures.legend() | ({"y": 1.09} if others else {}),
+    )
     return figure
 
 
@@ -95,7 +99,10 @@ def _table(crossed: Crossed) -> str:
         "round that validation data chose. Every combination has a folder of its own, with a report of its own if "
         "asked: fedkin report."
     )
-    return html.section("All combinations", about, html.table(html.head(heads), lines))
+    texts = len(crossed.settings) + 1  # the columns that are words
+    words = "".join(f'<th data-sort="text">{escaped(each)}</th>' for each in heads[1:texts])
+    numbers = "".join(f'<th data-sort="number">{escaped(each)}</th>' for each in heads[texts:])
+    return html.section("All combinations", about, html.table(html.head(heads[:1], words + numbers), lines))
 
 
 def _leaf(setting: str) -> str:
