@@ -25,7 +25,9 @@ def test_how_much_alike_a_name_has_to_be_is_up_to_who_asks() -> None:
         (ValueError("It broke.\nAnd here is where."), "It broke"),
         (ValueError("\n\n  at last  "), "at last"),
         (MemoryError(), "MemoryError"),
-        (ValueError("word " * 100), "word " * 31 + "..."),
+        (ValueError("word " * 100), ("word " * 32)[:156] + " ..."),
+        (ValueError("x" * 200), "x" * 156 + " ..."),
+        (ValueError("..."), "..."),
     ],
 )
 def test_an_error_is_told_in_one_line_of_bounded_length(error: Exception, line: str) -> None:

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import csv
+import gc
 import json
+import os
 import random
+import subprocess
+import sys
+import tomllib
+import weakref
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -17,11 +23,13 @@ from torch import nn
 
 import fedkin
 from fedkin import FedkinError, Listener
+from fedkin.base.state import State
 from fedkin.data import from_tables
 from fedkin.engines import simulation
 from fedkin.engines.simulation import Interrupted
+from fedkin.methods.fedavg import FedAvg
 from fedkin.runs.folder import RunError
-from fedkin.studies import supply, workers
+from fedkin.studies import kept, plan, supply, workers
 
 METHODS = ["separate", "fedavg", "fedamp"]
 SMALL: dict[str, Any] = {"rounds": 2, "local": {"epochs": 1}, "model": {"settings": {"hidden": [4]}}}
@@ -154,6 +162,56 @@ def test_methods_share_samples_and_model_and_nothing_that_changes(tmp_path: Path
     assert seed.cohort.train is not one.cohort.train
 
 
+class Careless(FedAvg):
+    """Keeps the common start itself at the server, and writes into it."""
+
+    def begin(self, problem, rng):  # type: ignore[no-untyped-def]
+        return State({"w": problem.initial})
+
+    def update(self, problem, server, clients, upload, round, rng):  # type: ignore[no-untyped-def]
+        server.w.copy_(super().update(problem, server, clients, upload, round, rng).w)
+        return server
+
+
+def test_a_method_that_writes_into_what_it_was_given_changes_no_other_ones_numbers(tmp_path: Path):
+    settings = table(tmp_path)
+    alone = fedkin.compare(settings, methods=["fedavg"], out=tmp_path / "alone")
+    beside = fedkin.compare(settings, methods=[f"{__name__}:Careless", "fedavg"], out=tmp_path / "beside")
+    assert [r["models"] for r in beside.runs[1].rounds] == [r["models"] for r in alone.runs[0].rounds]
+
+
+def test_no_more_data_are_held_while_runs_are_tried_than_the_limit_allows(tmp_path: Path, monkeypatch):
+    held: list[weakref.ref[Any]] = []
+    most = 0
+    real = supply.assemble
+
+    def watched(config, objects, stock):  # type: ignore[no-untyped-def]
+        nonlocal most
+        if not any(each() is stock.train.x for each in held):
+            held.append(weakref.ref(stock.train.x))
+        gc.collect()
+        most = max(most, sum(each() is not None for each in held))
+        return real(config, objects, stock)
+
+    monkeypatch.setattr(supply, "assemble", watched)
+    monkeypatch.setattr(supply, "SHARE", 0)
+    settings = table(tmp_path)
+    cells = plan.compared(settings, METHODS, 4, tmp_path / "runs", {})
+    assert len(plan.seeds_together(cells, supply.Supply({}))) == 3
+    assert len(held) > 4 and most <= 2
+
+
+def test_levels_that_would_share_a_folder_are_refused(tmp_path: Path):
+    long = ["x" * 130 + end for end in "ab"]
+    with pytest.raises(FedkinError, match="Two levels would lie in one folder"):
+        fedkin.vary(
+            {**table(tmp_path), "graph": {"source": "none"}},
+            levels={"graph.source": [f"/{name}.npz" for name in long]},
+            methods=["separate"],
+            out=tmp_path / "runs",
+        )
+
+
 # ---- several jobs ----
 
 
@@ -174,6 +232,37 @@ def test_two_jobs_give_the_numbers_of_one(tmp_path: Path):
     assert sorted(told) == sorted((m, s) for m in METHODS for s in range(3))
     assert set(rounds.values()) == {3}, "two rounds and the closing exchange of every run"
     assert [run.summary["seed"] for run in results.runs] == [0, 1, 2] * 3
+
+
+def test_a_run_has_the_threads_it_would_have_alone_in_a_job_of_its_own(tmp_path: Path):
+    """Also where torch was loaded before fedkin, which bounds how long threads wait for each other."""
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import torch, fedkin\n"
+        "if __name__ == '__main__':\n"
+        "    torch.set_num_threads(2)\n"
+        "    for jobs in (1, 2):\n"
+        "        found = fedkin.compare(data='digits', rounds=1, local={'steps': 1}, methods=['separate', 'fedavg'],\n"
+        "            model={'name': 'mlp', 'settings': {'hidden': [200, 200]}}, jobs=jobs, out=f'runs/{jobs}')\n"
+        "        print([run.summary.execution.threads for run in found.runs])\n"
+    )
+    environment = {k: v for k, v in os.environ.items() if k not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    done = subprocess.run(
+        [sys.executable, str(script)], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    one, two = done.stdout.splitlines()
+    assert one == two
+
+
+def test_runs_that_nobody_began_before_the_wish_to_stop_are_told():
+    class Told:
+        events = [(0, None, "done", None), (1, None, "left", None)]
+
+        def get(self, timeout: float) -> Any:
+            return self.events.pop(0)
+
+    with pytest.raises(Interrupted, match="before all runs were begun"):
+        workers._listen([[], []], [], Told(), lambda: None, None)
 
 
 def test_one_method_is_spread_over_the_jobs():
@@ -281,6 +370,44 @@ def test_a_comparison_leaves_a_file_that_repeats_it(tmp_path: Path, monkeypatch:
     assert same == tmp_path / "first" / "runs", "beside its runs it goes on with them"
 
 
+def test_a_file_of_ones_own_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    patients(tmp_path)
+    text = """# my own words
+rounds = 1
+data = "patients.csv"
+table = { client = "clinic", target = "ill" }
+
+[study]
+methods = ["separate"]
+out = "."
+"""
+    Path("study.toml").write_text(text)
+    fedkin.study("study.toml")
+    assert Path("study.toml").read_text() == text
+    Path("study.toml").write_text(text.replace('out = "."\n', ""))
+    found = fedkin.study("study.toml")
+    assert found.path == Path("runs/study"), "there are runs beside it, but fedkin did not write it"
+
+
+def test_what_no_file_can_hold_leaves_none_that_tells_of_another_study(tmp_path: Path):
+    settings = table(tmp_path)
+    fedkin.compare(settings, methods=["separate"], seeds=range(2), out=tmp_path / "runs")
+    assert "seeds = [0, 1]" in (tmp_path / "runs" / "study.toml").read_text()
+    fedkin.compare({**settings, "data": {"name": settings["data"], "clients": None}}, methods=["separate"],
+                   seeds=range(2), out=tmp_path / "runs")  # fmt: skip
+    assert not (tmp_path / "runs" / "study.toml").exists()
+
+
+def test_paths_of_graphs_and_data_are_kept_absolute_wherever_they_stand(tmp_path: Path):
+    raw = {"data": "a.csv", "methods": {"sfl": {"graph": {"source": "g.npz"}}}}
+    kept.keep(tmp_path, raw, {"methods": ["sfl"], "cross": {"data.name": ["b.csv", "digits"]}}, {})
+    found = tomllib.loads((tmp_path / "study.toml").read_text())
+    assert Path(found["data"]).is_absolute() and Path(found["methods"]["sfl"]["graph"]["source"]).is_absolute()
+    first, second = found["study"]["cross"]["data.name"]
+    assert Path(first).is_absolute() and second == "digits"
+
+
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
@@ -308,6 +435,7 @@ def test_a_study_is_whatever_its_table_says(tmp_path: Path, said: dict[str, Any]
         ({"methods": ["fedamp"], "vary": {"lr": [1]}, "cross": {"lr": [1]}}, "two studies"),
         ({"methods": ["fedamp"], "vary": {"lr": [1]}, "references": ["pooled"]}, "leave one out"),
         ({"methods": ["fedamp", "fedavg"], "grid": {"lr": [1]}}, "one method"),
+        ({"methods": ["fedamp"], "vary": {"local.lr": 0.1}}, "local.lr needs a list of values"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path, said: Any, answer: str):

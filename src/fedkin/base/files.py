@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -20,7 +21,8 @@ from .wording import first_line
 def replacing(path: Path) -> Iterator[Path]:
     """A file is written whole or not at all: to the neighbour given here, to the disk, then renamed over the old one.
 
-    If anything goes wrong the neighbour is removed, the old file stays as it is, and the error is passed on.
+    If anything goes wrong the neighbour is removed, the old file stays as it is, and the error is passed on. A link
+    stays a link, and a file keeps its permissions; what is no file, such as /dev/stdout, is written to as it is.
     """
     with _replacing([path]) as (new,):
         yield new
@@ -35,12 +37,19 @@ def write(files: Mapping[Path, bytes]) -> None:
 
 @contextmanager
 def _replacing(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    neighbours = [path.with_name(f"{path.name}.new") for path in paths]
+    targets = [Path(os.path.realpath(path)) if path.is_symlink() else path for path in paths]
+    devices = [path.exists() and not path.is_file() and not path.is_dir() for path in paths]
+    if any(devices):
+        yield list(paths)
+        return
+    neighbours = [path.with_name(f"{path.name}.new") for path in targets]
     try:
         yield neighbours
-        for new in neighbours:
+        for path, new in zip(targets, neighbours, strict=True):
+            if path.exists():
+                new.chmod(stat.S_IMODE(path.stat().st_mode))
             _to_disk(new)
-        for path, new in zip(paths, neighbours, strict=True):
+        for path, new in zip(targets, neighbours, strict=True):
             new.replace(path)
     except BaseException:
         for new in neighbours:

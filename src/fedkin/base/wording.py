@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import textwrap
 from collections.abc import Iterable
 
 
@@ -22,5 +21,5 @@ def did_you_mean(word: str, known: Iterable[str], least: float = 0.4) -> str:
 
 def first_line(error: object, most: int = 160) -> str:
     """What an error says first, in at most so many characters and without a full stop; its kind if it says nothing."""
-    line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
-    return textwrap.shorten(line, most, placeholder=" ...")
+    line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".") or str(error).strip()
+    return line if len(line) <= most else f"{line[: most - 4]} ..."

@@ -8,7 +8,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from .. import papers
 from ..base.settings import ConfigError
 from ..base.task import Task, class_weights
 from ..base.wording import did_you_mean
@@ -82,12 +81,12 @@ def assemble(config: Config, objects: Objects | None = None, stock: Stock | None
         layout=stock.layout,
         names=everyone.names,
         samples=torch.tensor(stock.train.counts, device=stock.device),
-        initial=stock.initial,
+        initial=stock.initial.clone(),  # a run's own: a method may write into what its server keeps
         rounds=config.rounds,
         known=stock.known,
         fresh=stock.fresh,
         groups=None if everyone.groups is None else everyone.groups.to(stock.device),
-        graph=None if everyone.graph is None else everyone.graph.to(stock.device, stock.dtype),
+        graph=None if everyone.graph is None else everyone.graph.to(stock.device, stock.dtype, copy=True),
     )
     try:  # before anything is tried with the model: what does not fit is to be told, not killed
         method.check(problem, config.local)
@@ -190,7 +189,7 @@ def _worth_knowing(config: Config, method: Method, federation: Federation) -> li
         single = [c.name for c in federation.clients if len(set(c.train[1].tolist())) == 1]
         if single:
             told.append(f"{len(single)} of {len(federation)} clients have one class to learn from: {_some(single)}.")
-    if config.preset == "paper" and not papers.paper(type(method), config.data.name, config.data.split):
+    if config.preset == "paper" and not method.paper(config.data.name, config.data.split):
         place = f"{config.data.name} ({config.data.split})"
         told.append(f"preset = 'paper' changes nothing: {config.method} has no published values for {place}.")
     return told

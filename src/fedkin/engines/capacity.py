@@ -117,7 +117,7 @@ def threads(assembly: Assembly) -> tuple[int, str]:
     1. Models with convolutions: as many as torch would take. A CNN is 1.8 times as fast with two.
     2. Others: as many as torch would take, but no more than one for every EACH weights of all clients together. On two
        idle cores two make a step of 100 of the digits' MLP 1.2 to 1.5 times as fast, one of 25 not.
-    3. Where torch was loaded before fedkin, its threads may spin while they wait (see `_spinning`), and others that
+    3. Where torch was loaded before fedkin, its threads may spin while they wait (see `spinning`), and others that
        have fewer than SMALL weights take one: with both cores busy, two can be many times as slow.
 
     Results depend on the number in their last digits: a library may add up in another order. So a resumed run keeps

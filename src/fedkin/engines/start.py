@@ -194,7 +194,7 @@ def _as_decided(config: Config, found: Config) -> Config:
     decided: dict[str, Any] = {"graph": located(config.graph)}
     if config.device == "auto":
         decided["device"] = found.device
-    if config.execution != "one-by-one":  # what cannot be stacked runs one by one
+    if config.execution == "auto":
         decided["execution"] = found.execution
     if not config.data.given:
         decided["data"] = config.data.model_copy(update={"digest": data.digest(config.data.name)})

@@ -81,12 +81,24 @@ class Stock:
         return choose(self.module, self.layout, self.task.loss, *first, self.execution, self.precision)
 
     @property
-    def bytes(self) -> int:
-        """What it takes in memory, the clients' own tensors and the copies on the device together."""
-        own = [t for c in self.federation.clients for pair in (c.train, c.test, c.validation) if pair for t in pair]
-        return sum(t.nbytes for s in (self.train, self.validation, self.test) for t in (s.x, s.y)) + sum(
-            t.nbytes for t in own
-        )
+    def tried(self) -> bool:
+        """Whether the model has been tried already."""
+        return "choice" in self.__dict__
+
+    @property
+    def samples_bytes(self) -> int:
+        """What the samples take on the device."""
+        return sum(t.nbytes for samples in (self.train, self.validation, self.test) for t in (samples.x, samples.y))
+
+    @property
+    def federation_bytes(self) -> int:
+        """What the clients' own tensors take in memory."""
+        return federation_bytes(self.federation)
+
+
+def federation_bytes(federation: Federation) -> int:
+    pairs = [pair for c in federation.clients for pair in (c.train, c.test, c.validation) if pair]
+    return sum(tensor.nbytes for pair in pairs for tensor in pair)
 
 
 def data_key(config: Config) -> str:

@@ -30,7 +30,7 @@ twice. (`precision` is not among them: it changes numbers by more than rounding.
 
 
 class Run(Protocol):
-    """What is read of a run; `fedkin.runs.Run` is one."""
+    """What is read of a run; `fedkin.Run` is one."""
 
     @property
     def path(self) -> Path: ...

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Self
 
+TABLES = {"clients", "models"}
+"""What is never null in a file that is whole."""
 Score = float | None
 """A score; None (or NaN, until it is written) where there is none."""
 
@@ -29,7 +31,9 @@ class Record(Mapping[str, Any]):
             raise ValueError(f"it is not a {cls.__name__.lower()}")
         known = {each.name: each for each in fields(cls) if each.name != "others"}
         for name, each in known.items():
-            if name not in found and each.default is MISSING and each.default_factory is MISSING:
+            needed = each.default is MISSING and each.default_factory is MISSING
+            empty = name in found and found[name] is None and name in TABLES
+            if needed and (name not in found or empty):
                 raise ValueError(f"it is not a {cls.__name__.lower()}: there is no {name!r}")
         values = {name: _typed(each, found[name]) for name, each in known.items() if name in found}
         return cls(**values, others={name: value for name, value in found.items() if name not in known})

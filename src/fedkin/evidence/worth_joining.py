@@ -4,8 +4,8 @@ was handed; what the difference is on the same test samples, and whether these a
 Compared are the models of the closing exchange, which silos are handed, not those of a best round: nothing here is
 picked on test data. With several seeds a silo's values are averaged. Seeds share the silo's patients: where it is known
 which patient a test sample is, intervals are by patient, and the more patients the seeds test together the narrower
-(`patients`); where it is not, as samples are dealt to silos by the seed, both ends are averaged and intervals are not
-narrowed.
+(`repeated_samples`); where it is not, as samples are dealt to silos by the seed, both ends are averaged and intervals
+are not narrowed.
 """
 
 from __future__ import annotations

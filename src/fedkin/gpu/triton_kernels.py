@@ -1,4 +1,4 @@
-"""Triton kernels over stacked clients, called by `kernels`. A program works for one client, chosen by its number.
+"""Triton kernels over stacked clients, called by `layer_kernels`. A program works for one client, chosen by its number.
 
 Images lie as (k b, H, W, C): a client's images together, channels last. A convolution is a matrix product whose left
 side is never written down: a pixel of the result is a row, a weight of the filter a column. WHOLE says that a step

@@ -1,9 +1,9 @@
 """Who helps whom: xi from the clients' weights, and the cloud models xi @ W.
 
 Everything reads W (m, d) in blocks of columns and sums in float64, so W may be larger than what else fits in memory, or
-lie in a file (storage.py), and models that almost agree keep their distances (trap T14). Large matrices on a GPU go
-through kernels that are exact enough (pairs.py), or are looked at in float64 all the same. TF32 is never used here
-(trap T26).
+lie in a file (mapped_rows.py), and models that almost agree keep their distances (trap T14). Large matrices on a GPU go
+through kernels that are exact enough (pairs_of_rows.py), or are looked at in float64 all the same. TF32 is never used
+here (trap T26).
 """
 
 from __future__ import annotations

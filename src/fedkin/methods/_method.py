@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from .. import papers
 from ..base.state import Memory, Message, Server, State, Upload
 from ..base.streams import Rng
 from ..training.cohort import Cohort
@@ -93,20 +94,20 @@ class Method(BaseModel, ABC):
         """Raises ValueError with a sentence if this method cannot work on this problem with this local training."""
 
     # ---- settings by data set ----
-    # Those of built-in methods stand in papers/*.toml; a class that extends one lays its own over them.
+    # Those of built-in methods stand in papers/*.toml; a class that extends one has them, unless it says otherwise.
 
     @classmethod
     def suited(cls, data: str) -> dict[str, Any]:
         """Settings (table `settings`) that the data set calls for, whatever the budget."""
-        return {}
+        return papers.suited(cls, data)
 
     @classmethod
     def native(cls, data: str) -> dict[str, Any]:
         """The method's own local training and settings (tables `local` and `settings`) in place of the data set's, with
         which all methods spend the same number of gradients."""
-        return {}
+        return papers.native(cls, data)
 
     @classmethod
     def paper(cls, data: str, split: str) -> dict[str, Any]:
         """The settings of the method's paper for a data set and split, where it gives any."""
-        return {}
+        return papers.paper(cls, data, split)

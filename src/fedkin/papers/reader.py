@@ -1,8 +1,8 @@
 """Settings of the built-in methods by data set, from the files beside this one: `fedamp.toml` is of methods/fedamp.py.
 
-A file has up to three tables, named as the hooks by which a class of a user's own says the same: `suited` and `native`
-by data set, where `any` is for those that have no entry, and `paper` by data set and split. A method that extends
-another has the other's values, too; what it says itself, by its file or by its hook, is laid over them.
+A file has up to three tables, named as the hooks of `Method` that read them: `suited` and `native` by data set, where
+`any` is for those that have no entry, and `paper` by data set and split. A method that extends another has the other's
+values, too; what its own file says is laid over them. It is data: nothing of fedkin is needed to read it.
 """
 
 from __future__ import annotations
@@ -12,30 +12,29 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from .. import methods
-from ..methods._method import Method
+METHODS = f"{__name__.partition('.')[0]}.methods."
+"""What the names of modules begin with in which built-in methods are."""
 
 
-def suited(method: type[Method], data: str) -> dict[str, Any]:
+def suited(method: type, data: str) -> dict[str, Any]:
     """Settings (table `settings`) that the data set calls for, whatever the budget."""
-    return _laid([*_told(method, "suited", data), method.suited(data)])
+    return _laid(_told(method, "suited", data))
 
 
-def native(method: type[Method], data: str) -> dict[str, Any]:
+def native(method: type, data: str) -> dict[str, Any]:
     """The method's own local training and settings (tables `local` and `settings`)."""
-    return _laid([*_told(method, "native", data), method.native(data)])
+    return _laid(_told(method, "native", data))
 
 
-def paper(method: type[Method], data: str, split: str) -> dict[str, Any]:
+def paper(method: type, data: str, split: str) -> dict[str, Any]:
     """The settings that were published for a data set and split; empty where there are none."""
-    return _laid([*(table.get(split, {}) for table in _told(method, "paper", data)), method.paper(data, split)])
+    return _laid([table.get(split, {}) for table in _told(method, "paper", data)])
 
 
-def _told(method: type[Method], hook: str, data: str) -> list[dict[str, Any]]:
+def _told(method: type, hook: str, data: str) -> list[dict[str, Any]]:
     """What the files say of a method and of those it extends, the most general first."""
-    package = f"{methods.__name__}."
-    built_in = [each.__module__ for each in reversed(method.__mro__) if each.__module__.startswith(package)]
-    tables = [read(module.removeprefix(package).lstrip("_")).get(hook, {}) for module in built_in]
+    built_in = [each.__module__ for each in reversed(method.__mro__) if each.__module__.startswith(METHODS)]
+    tables = [read(module.removeprefix(METHODS).lstrip("_")).get(hook, {}) for module in built_in]
     return [table.get(data, table.get("any", {})) for table in tables]
 
 

@@ -30,9 +30,14 @@ def write_page(crossed: Crossed, path: Path) -> Path:
     return html.write(path, f"{plural(len(members), 'method')} over {' x '.join(crossed.settings)}", chips, parts)
 
 
-def honest(row: CrossedRow) -> float:
-    """What a picture shows: the test score of the round that validation data chose; without these, of the last."""
-    return row.row.last if row.row.validated is None else row.row.validated
+def chosen(crossed: Crossed) -> bool:
+    """Whether validation data chose a round of every run: then a picture shows the test scores of those, else of the
+    last."""
+    return all(row.row.validated is not None for row in crossed.rows())
+
+
+def _shown(row: CrossedRow, validated: bool) -> float | None:
+    return row.row.validated if validated else row.row.last
 
 
 def picture(crossed: Crossed) -> go.Figure:
@@ -49,16 +54,17 @@ def picture(crossed: Crossed) -> go.Figure:
         horizontal_spacing=0.05,
     )
     first = crossed.crossings[0].findings
-    colour = colours(first)
+    colour, validated = colours(first), chosen(crossed)
     for number, panel in enumerate(panels):
         place = {"row": number // across + 1, "col": number % across + 1}
         here = dict(zip(others, panel, strict=True))
         rows = [r for r in crossed.rows() if r.row.headline and all(r.values[n] == v for n, v in here.items())]
+        findings = next(c.findings for c in crossed.crossings if all(c.values[n] == v for n, v in here.items()))
         for method in dict.fromkeys(row.row.method for row in rows):
             line = [row for row in rows if row.row.method == method]
             figure.add_scatter(
                 x=[options.word(row.values[last]) for row in line],
-                y=[honest(row) for row in line],
+                y=[_shown(row, validated) for row in line],
                 name=figures.plain(line[0].row.name),
                 mode="lines+markers",
                 line={"color": colour.get(method, figures.INK), "width": 2.5},
@@ -69,7 +75,7 @@ def picture(crossed: Crossed) -> go.Figure:
         values = [options.word(value) for value in crossed.settings[last]]
         axis: dict[str, Any] = figures.axis(figures.plain(last)) | {"type": "category", "categoryarray": values}
         figure.update_xaxes(axis, **place)
-        figure.update_yaxes(figures.score_axis(first, f"test {metric_name(rows[0].metric)}"), **place)
+        figure.update_yaxes(figures.score_axis(findings, f"test {metric_name(rows[0].metric)}"), **place)
         if number % across:  # said once a row
             figure.update_yaxes(title=None, **place)
     figure.update_layout(
@@ -80,8 +86,7 @@ def picture(crossed: Crossed) -> go.Figure:
 
 
 def _about(crossed: Crossed) -> str:
-    chosen = all(row.row.validated is not None for row in crossed.rows())
-    moment = "in the round that validation data chose" if chosen else "in the last round"
+    moment = "in the round that validation data chose" if chosen(crossed) else "in the last round"
     return f"The headline model of each method, mean over clients and seeds, {moment}."
 
 

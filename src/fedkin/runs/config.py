@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .. import data, methods, papers
+from .. import data, methods
 from ..base.settings import ConfigError, unknown_key, validated
 from ..data.preprocessing import TableSettings
 from ..methods._method import Method
@@ -188,11 +188,11 @@ def resolve(raw: Mapping[str, Any]) -> Config:
         _refuse_table_settings(shape)
         layers.append(data.defaults(shape.data.name))
     layers.append({"local": method.local})
-    layers.append(papers.suited(method, shape.data.name))
+    layers.append(method.suited(shape.data.name))
     if shape.budget == "native":
-        layers.append(papers.native(method, shape.data.name))
+        layers.append(method.native(shape.data.name))
     if shape.preset == "paper":
-        layers.append({"settings": papers.paper(method, shape.data.name, shape.data.split)})
+        layers.append({"settings": method.paper(shape.data.name, shape.data.split)})
     merged: dict[str, Any] = {}
     for layer in [*layers, raw]:
         merged = merge(merged, layer)

@@ -15,6 +15,11 @@ from .plan import Listeners, Stack
 from .supply import Supply
 
 
+def refuse_jobs(jobs: int) -> None:
+    if jobs < 1:
+        raise FedkinError(f"jobs = {jobs} cannot be: it is how many runs go on at a time, 1 or more.")
+
+
 def carry_out(
     stacks: Sequence[Stack],
     supply: Supply,
@@ -29,8 +34,6 @@ def carry_out(
     With `jobs`, so many stacks at a time in processes of their own. `spare_diverged`: a run that was told to stop when
     training diverges is left as it is, and the others go on.
     """
-    if jobs < 1:
-        raise FedkinError(f"jobs = {jobs} cannot be: it is how many runs go on at a time, 1 or more.")
     pending = []
     for stack in stacks:
         for cell in stack:
@@ -39,6 +42,7 @@ def carry_out(
         pending.append([cell for cell in stack if not cell.complete])
     pending = [stack for stack in pending if stack]
     if jobs > 1 and sum(map(len, pending)) > 1:
+        supply.clear()  # each worker reads what it needs
         workers.side_by_side(workers.spread(pending, jobs), objects, listener, jobs, spare_diverged)
         return
     for stack in pending:

@@ -19,7 +19,7 @@ from ..evidence.references import Reference, rows
 from ..evidence.worth_joining import Joining
 from ..runs.config import merge
 from . import references
-from .carry_out import carry_out
+from .carry_out import carry_out, refuse_jobs
 from .kept import keep
 from .plan import Cell, Listeners, compared, seeds_together
 from .run import Run
@@ -108,6 +108,7 @@ def compare(
     """
     folder, raw = Path(out), merge(table(config), settings)
     objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
+    refuse_jobs(jobs)
     supply = Supply(objects)
     cells = compared(raw, methods, seeds, folder, objects)
     stacks = seeds_together(cells, supply)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from ..base.settings import ConfigError
 from ..engines.simulation import Listener
-from .carry_out import carry_out
+from ..evidence.findings import Findings
+from .carry_out import carry_out, refuse_jobs
 from .compare import Results
 from .plan import Cell, Listeners, seeds_together
 from .run import Run
@@ -32,9 +33,13 @@ class Condition:
     runs: list[Run]
     path: Path
 
-    @property
+    @cached_property
     def results(self) -> Results:
         return Results(self.runs, self.path)
+
+    @property
+    def findings(self) -> Findings:
+        return self.results.findings
 
 
 class Several:
@@ -75,6 +80,7 @@ def run_all(
 ) -> None:
     """Runs several comparisons as one plan; one that stands there twice is run once. `tried` is called when all runs
     have been tried, and none is begun. `listener` is given the condition, the method and the seed."""
+    refuse_jobs(jobs)
     supply = Supply(objects)
     everyone = [cell for cells in conditions for cell in cells]
     stacks = seeds_together(list({cell.path: cell for cell in everyone}.values()), supply)

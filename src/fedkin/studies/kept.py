@@ -6,7 +6,7 @@ and `out`. Everything else in the file are the settings of the runs, as in any c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,11 +16,12 @@ from .. import data
 from ..base.settings import ConfigError, validated
 from ..engines.assembly import located
 from ..evidence.comparison import flat_settings
-from ..runs.config import NAMED, Graph, merge, to_toml
+from ..runs.config import Graph, to_toml
 from ..runs.folder import replace_file
 
 FILE = "study.toml"
 KINDS = ("vary", "cross", "grid")
+HEADER = f"# Written by fedkin beside the runs of a study, and repeats it: fedkin study {FILE}\n\n"
 
 
 class Study(BaseModel):
@@ -60,33 +61,72 @@ def taken_apart(table: Mapping[str, Any], where: str) -> tuple[Study, dict[str, 
         )
     if not study.methods and several != ["grid"]:
         raise ConfigError("study.methods is empty: name the methods to compare, such as ['separate', 'fedamp'].")
+    for kind in several:
+        for name, values in getattr(study, kind).items():
+            if not isinstance(values, list) or not values:
+                raise ConfigError(
+                    f"study.{kind}: {name} needs a list of values, such as [0.1, 0.2]; {values!r} is none."
+                )
     if several == ["grid"] and len(study.methods) > 1:
         raise ConfigError("study.grid is tried for one method: name one in study.methods, or none and `method` above.")
     return study, {key: value for key, value in table.items() if key != "study"}
 
 
-def _from_anywhere(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings with absolute paths, so that they can be read from anywhere."""
-    found = {key: {"name": v} if key in NAMED and isinstance(v, str) else v for key, v in raw.items()}
-    if isinstance(found.get("data"), Mapping) and "name" in found["data"]:
-        found = merge(found, {"data": {"name": data.located(str(found["data"]["name"]))}})
-    if isinstance(found.get("graph"), Mapping) and "source" in found["graph"]:
-        found = merge(found, {"graph": {"source": located(Graph(source=found["graph"]["source"])).source}})
+def keep(folder: Path, raw: Mapping[str, Any], study: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
+    """Writes a study beside its runs, unless a file of that name was written by somebody else, or the study was given
+    Python objects, which no file can hold."""
+    path = folder / FILE
+    if path.exists() and not is_ours(path):
+        return
+    said = {key: value for key, value in study.items() if value not in ([], {}, ())}
+    try:
+        if any(each is not None for each in objects.values()):
+            raise ConfigError("Python objects were given.")
+        text = HEADER + to_toml(_from_anywhere({**raw, "study": _listed(said)}))
+    except ConfigError:  # there is something in it that no file can hold
+        path.unlink(missing_ok=True)  # one of an earlier study would tell of others
+        return
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(path, text.encode())
+
+
+def is_ours(path: Path) -> bool:
+    """Whether a study's file was left by a study, beside its runs."""
+    try:
+        return path.read_text(encoding="utf-8").startswith(HEADER.partition("\n")[0])
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _listed(value: Any) -> Any:
+    """With lists in place of ranges and the like."""
+    if isinstance(value, Mapping):
+        return {key: _listed(each) for key, each in value.items()}
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value
+
+
+def _from_anywhere(table: Mapping[str, Any], place: str = "") -> dict[str, Any]:
+    """Settings with absolute paths, so that they can be read from anywhere: of data, and of graphs."""
+    found: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{place}.{key}"
+        if isinstance(value, Mapping):
+            found[key] = _from_anywhere(value, name)
+        elif value is None:
+            raise ConfigError(f"{name[1:]} is None, which TOML does not have.")
+        elif name.endswith((".data", ".data.name")):
+            found[key] = [_data(v) for v in value] if isinstance(value, list) else _data(value)
+        elif name.endswith((".graph", ".graph.source")):
+            found[key] = [_graph(v) for v in value] if isinstance(value, list) else _graph(value)
+        else:
+            found[key] = value
     return found
 
 
-def keep(folder: Path, raw: Mapping[str, Any], study: Mapping[str, Any], objects: Mapping[str, Any]) -> None:
-    """Writes a study beside its runs, unless it was given Python objects, which no file can hold."""
-    if any(each is not None for each in objects.values()):
-        return
-    told = {key: {f: list(v) for f, v in value.items()} if key in KINDS else value for key, value in study.items()}
-    try:
-        text = to_toml(
-            {**_from_anywhere(raw), "study": {key: value for key, value in told.items() if value not in ([], {}, ())}}
-        )
-    except ConfigError:  # a setting in a form that only Python has
-        return
-    content = f"# Repeats this study: fedkin study {FILE}\n\n{text}".encode()
-    if not (folder / FILE).exists() or (folder / FILE).read_bytes() != content:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(folder / FILE, content)
+def _data(name: Any) -> Any:
+    return data.located(name) if isinstance(name, str) else name
+
+
+def _graph(source: Any) -> Any:
+    return located(Graph(source=source)).source if isinstance(source, str) else source

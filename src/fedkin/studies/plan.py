@@ -39,12 +39,12 @@ Listeners = Callable[[Cell], Listener]
 def tried(cell: Cell, supply: Supply) -> Assembly | None:
     """The run of a cell, refused if it cannot be or if its folder holds a run with other settings; None where it is
     complete. All cells of a study are tried before any is run: a wrong setting of the last would cost an hour."""
-    if cell.complete:
+    if cell.complete and cell.config.execution != "stacked":  # which may have come to something else
         refuse_other_settings(cell.path, cell.config)
         return None
     ready = supply.assembled(cell.config)
     refuse_other_settings(cell.path, ready.config)
-    return ready
+    return None if cell.complete else ready
 
 
 # ---- methods x seeds ----
@@ -96,27 +96,46 @@ FEW_NUMBERS = 1 << 25
 
 def seeds_together(cells: Sequence[Cell], supply: Supply) -> list[Stack]:
     """The cells in stacks, each of one method's seeds; every cell is tried."""
-    stacks = []
+    stacks: list[Stack] = []
     for _, members in groupby(cells, key=lambda cell: (cell.path.parent, cell.config.method)):
-        tries = [(cell, tried(cell, supply)) for cell in members]
-        stacks += [[cell] for cell, ready in tries if ready is None]
-        stacks += list(_small_together([(cell, ready) for cell, ready in tries if ready is not None]))
+        pending = []
+        for cell in members:
+            ready = tried(cell, supply)
+            if ready is None:
+                stacks.append([cell])
+            else:
+                pending.append((cell, _size(ready)))
+            del ready  # its data are large: supply decides how long they are kept
+        stacks += list(_small_together(pending))
     return stacks
 
 
-def _small_together(ready: Sequence[tuple[Cell, Assembly]]) -> Iterator[Stack]:
+@dataclass(frozen=True)
+class _Size:
+    """Of a run: the weights of all clients, the numbers of their inputs, and whether several fit into one stack."""
+
+    weights: int
+    inputs: int
+    small: bool
+
+
+def _size(ready: Assembly) -> _Size:
+    weights = len(ready.problem) * ready.problem.layout.size
+    small = ready.execution.name == "stacked" and ready.device.type == "cpu" and weights < SMALL
+    return _Size(weights, ready.cohort.train.x.numel(), small)
+
+
+def _small_together(cells: Sequence[tuple[Cell, _Size]]) -> Iterator[Stack]:
     """Where models are small, many at a time cost little more than one."""
     stack: Stack = []
     room = 0
-    for cell, assembly in ready:
-        numbers = len(assembly.problem) * assembly.problem.layout.size
-        small = assembly.execution.name == "stacked" and assembly.device.type == "cpu" and numbers < SMALL
+    for cell, size in cells:
         room -= 1
-        if stack and (room < 0 or not small):
+        if stack and (room < 0 or not size.small):
             yield stack
             stack = []
         if not stack:
-            room = min(SMALL // numbers, FEW_NUMBERS // assembly.cohort.train.x.numel()) if small else 0
+            room = min(SMALL // size.weights, FEW_NUMBERS // size.inputs) if size.small else 0
         stack.append(cell)
     if stack:
         yield stack

@@ -14,7 +14,7 @@ from ..engines.start import Network, Settings, table
 from ..runs.config import merge
 from .compare import Results, compare
 from .cross import Crossed, cross
-from .kept import FILE, Study, taken_apart
+from .kept import FILE, Study, is_ours, taken_apart
 from .tune import Tuned, tune
 from .vary import Levels, vary
 
@@ -64,7 +64,6 @@ def _carried_out(
 
 
 def default_folder(file: Path | str | Settings) -> Path:
-    """runs/ and the file's name; of a study.toml that lies beside its runs, the folder it lies in."""
+    """runs/ and the file's name; of a study.toml that fedkin left beside its runs, the folder it lies in."""
     path = Path(file) if isinstance(file, Path | str) else Path("study")
-    beside = path.name == FILE and any(found for d in ("*/", "*/*/") for found in path.parent.glob(f"{d}config.toml"))
-    return path.parent if beside else Path("runs") / path.stem
+    return path.parent if path.name == FILE and is_ours(path) else Path("runs") / path.stem

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from ..base import machine
+from ..base.machine import chosen_device
 from ..data.federation import Federation
 from ..engines.assembly import Assembly, assemble
 from ..engines.inferred_graph import Attentions
 from ..engines.start import given
-from ..engines.stock import Stock, data_key, key, load_federation, stocked
+from ..engines.stock import Stock, data_key, federation_bytes, key, load_federation, stocked
 from ..runs.config import Config
 
 SHARE = 1 / 4
@@ -32,7 +33,8 @@ class Supply:
         """What was seen of who attends to whom, for graphs that are inferred."""
         self._read: dict[str, Federation] = {}
         self._stocks: dict[str, tuple[Stock, dict[str, Assembly]]] = {}
-        self._most = SHARE * machine.free_bytes(torch.device("cpu"))
+        self._free = {"cpu": machine.free_bytes(torch.device("cpu"))}
+        """Bytes on each kind of device, as they were before anything was kept there."""
 
     def assembled(self, config: Config) -> Assembly:
         """A run, ready to start."""
@@ -46,15 +48,23 @@ class Supply:
         """A run that has ended leaves its stock to others, and the device's memory to all."""
         stock, ready = self._stocks.get(key(config), (None, {}))
         ready.pop(config.model_dump_json(), None)
-        if stock is not None:
+        if stock is not None and stock.tried:
             stock.choice.execution.forget()
+
+    def clear(self) -> None:
+        """Keeps nothing any more."""
+        self._read.clear()
+        self._stocks.clear()
 
     def _stocked(self, config: Config) -> tuple[Stock, dict[str, Assembly]]:
         name = key(config)
-        found = self._stocks.pop(name, None) or (stocked(config, self.objects, self._federation(config)), {})
+        found = self._stocks.pop(name, None)
+        if found is None:
+            device = chosen_device(config.device)
+            self._free.setdefault(device.type, machine.free_bytes(device))
+            found = stocked(config, self.objects, self._federation(config)), {}
         self._stocks[name] = found  # the last is the one asked for last
-        while len(self._stocks) > 1 and sum(stock.bytes for stock, _ in self._stocks.values()) > self._most:
-            self._stocks.pop(next(iter(self._stocks)))
+        self._give_up()
         return found
 
     def _federation(self, config: Config) -> Federation | None:
@@ -63,10 +73,22 @@ class Supply:
         name = data_key(config)
         found = self._read.pop(name, None) or load_federation(config)
         self._read[name] = found
-        while len(self._read) > 1 and sum(map(_bytes, self._read.values())) > self._most:
-            self._read.pop(next(iter(self._read)))
         return found
 
+    def _give_up(self) -> None:
+        """Lets go of what was asked for least recently, until what is kept takes no more than its share."""
+        while self._too_much():
+            if len(self._stocks) > 1:
+                self._stocks.pop(next(iter(self._stocks)))
+            elif self._read:
+                self._read.pop(next(iter(self._read)))
+            else:  # what is asked for now has to be
+                break
 
-def _bytes(federation: Federation) -> int:
-    return sum(t.nbytes for client in federation.clients for pair in (client.train, client.test) for t in pair)
+    def _too_much(self) -> bool:
+        taken = dict.fromkeys(self._free, 0)
+        for stock, _ in self._stocks.values():
+            taken[stock.device.type] += stock.samples_bytes
+            taken["cpu"] += stock.federation_bytes
+        taken["cpu"] += sum(map(federation_bytes, self._read.values()))
+        return any(taken[kind] > SHARE * free for kind, free in self._free.items())

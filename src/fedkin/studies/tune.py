@@ -30,7 +30,7 @@ from ..maths import statistics
 from ..runs import options
 from ..runs.config import Config, merge
 from ..runs.folder import replace_file
-from .carry_out import carry_out
+from .carry_out import carry_out, refuse_jobs
 from .kept import keep
 from .plan import Cell, Listeners, Stack, tried
 from .run import Run
@@ -198,6 +198,7 @@ def _unused(name: str, taken: set[str]) -> str:
 
 def tried_out(plan: Plan, listener: Callable[[str], Listener] | None = None, jobs: int = 1) -> Tuned:
     """Trains what is not complete, stack by stack, and chooses."""
+    refuse_jobs(jobs)
     keep(plan.path, plan.raw, {"grid": plan.grid}, plan.objects)
     told: Listeners | None = None
     if listener is not None:

@@ -76,10 +76,14 @@ def vary(
         raise ConfigError("There is no setting to vary: name one and its levels, such as corruption.labels=0,0.2,0.4.")
     refuse_fixed(chosen)
     planned: list[tuple[str, Any, list[Cell]]] = []
+    places: list[Path] = []
     for name, values in chosen.items():
         for value in values:
             place = folder / options.label({name: value}, full=True)
             cells = compared(options.laid_over(raw, {name: value}), methods, seeds, place, objects)
+            if place in places:
+                raise ConfigError(f"Two levels would lie in one folder, {place}; take shorter values.")
+            places.append(place)
             same = (earlier for *_, earlier in planned if [c.config for c in earlier] == [c.config for c in cells])
             planned.append((name, value, next(same, cells)))
     study = {"methods": list(methods), "seeds": seeds, "vary": chosen}

@@ -11,6 +11,7 @@ import os
 import pickle
 import queue
 import signal
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from multiprocessing.context import SpawnProcess
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..base import spinning
 from ..base.wording import first_line
 from ..engines.simulation import Diverged, Interrupted, Listener
 from ..errors import FedkinError
@@ -52,17 +54,29 @@ def side_by_side(
     """Runs the stacks, so many at a time. The first error ends the study, after the others have saved their round."""
     context = multiprocessing.get_context("spawn")  # torch's threads and CUDA do not survive a fork
     following, told, stop = context.Value("i", 0), context.Queue(), context.Event()
-    shared = (_packed((stacks, dict(objects))), torch.get_num_threads(), spare_diverged, following, told, stop)
+    how = torch.get_num_threads(), spinning.BOUNDED, spare_diverged
+    shared = (_packed((stacks, dict(objects))), how, following, told, stop)
     processes = [context.Process(target=_work, args=(n, *shared), daemon=True) for n in range(min(jobs, len(stacks)))]
     try:
-        for process in processes:
-            process.start()
+        _begin(processes)
         _listen(stacks, processes, told, stop.set, listener)
     finally:
         for process in processes:
             if process.pid is not None:
                 process.terminate()
                 process.join()
+
+
+def _begin(processes: Sequence[SpawnProcess]) -> None:
+    """Starts them deaf to Ctrl-C, which reaches all processes: the first one decides."""
+    main = threading.current_thread() is threading.main_thread()  # no other may set what a signal does
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    try:
+        for process in processes:
+            process.start()
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
 
 
 def _packed(objects: object) -> bytes:
@@ -86,7 +100,7 @@ def _listen(
     """Passes on what the workers tell until all stacks are done."""
     cells = {cell.path: cell for stack in stacks for cell in stack}
     heard: dict[Any, Listener] = {}
-    left, errors = set(range(len(stacks))), list[BaseException]()
+    left, errors, unbegun = set(range(len(stacks))), list[BaseException](), False
     while left:
         if any(each.stop() for each in heard.values()):
             stop()
@@ -104,6 +118,7 @@ def _listen(
             (heard[path].on_round if event == "round" else heard[path].on_warning)(what)
         elif event in ("done", "failed", "left"):
             left.discard(number)
+            unbegun |= event == "left"
             if event == "failed":
                 errors.append(what)
                 stop()
@@ -118,13 +133,14 @@ def _listen(
             "and the same command goes on. In a script of your own, what starts several jobs belongs below "
             "`if __name__ == '__main__':`."
         )
+    if unbegun:
+        raise Interrupted("Stopped before all runs were begun; everything is saved.")
 
 
 def _work(
     worker: int,
     packed: bytes,
-    threads: int,
-    spare_diverged: bool,
+    how: tuple[int, bool, bool],
     following: Any,
     told: Any,
     stop: Any,
@@ -132,8 +148,10 @@ def _work(
     """A worker: takes stack after stack until none is left, or it is asked to stop."""
     from .carry_out import run_stack
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes; the first one decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # where the one that began was not the main thread
     _take_a_gpu(worker)
+    # By these a run decides how many threads it has; they have to be what they are where it would run alone.
+    threads, spinning.BOUNDED, spare_diverged = how
     torch.set_num_threads(threads)
     stacks, objects = pickle.loads(packed)  # of our own process, through a pipe
     supply = Supply(objects)

@@ -1,6 +1,6 @@
 """Two ways to run the same mathematics over rows of weights: all clients at once, or a plain module at a time.
 
-Both give the same numbers. `choosing` says which one is taken and why.
+Both give the same numbers. `choose` says which one is taken and why.
 """
 
 from __future__ import annotations
