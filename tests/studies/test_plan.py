@@ -132,9 +132,6 @@ def test_what_is_complete_under_other_settings_is_refused(tmp_path: Path):
     for other in ({"rounds": 3}, {"local": {"lr": 0.5}}, {"execution": "one-by-one"}, {"precision": "float64"}):
         with pytest.raises(RunError, match="other settings"):
             fedkin.compare({**settings, **other}, methods=["separate"], out=tmp_path / "runs")
-    patients(tmp_path).write_text(patients(tmp_path).read_text() + "clinic-0,50,120,yes\n")
-    with pytest.raises(RunError, match="other settings"):
-        fedkin.compare(settings, methods=["separate"], out=tmp_path / "runs")
 
 
 def test_data_that_memory_cannot_hold_for_all_runs_are_read_again_with_the_same_numbers(
@@ -370,6 +367,36 @@ def test_a_comparison_leaves_a_file_that_repeats_it(tmp_path: Path, monkeypatch:
     assert same == tmp_path / "first" / "runs", "beside its runs it goes on with them"
 
 
+def test_a_folder_holds_one_study_and_a_part_of_it_leaves_its_file(tmp_path: Path):
+    settings = table(tmp_path)
+    fedkin.compare(settings, methods=METHODS, seeds=2, out=tmp_path / "runs")
+    whole = (tmp_path / "runs" / "study.toml").read_text()
+    fedkin.compare(settings, methods=["fedavg"], seeds=[1], out=tmp_path / "runs")
+    assert (tmp_path / "runs" / "study.toml").read_text() == whole
+    with pytest.raises(RunError, match="holds a study of another kind, a comparison, not levels of settings"):
+        fedkin.vary(settings, levels={"rounds": [1, 2]}, methods=["fedavg"], out=tmp_path / "runs")
+    fedkin.compare(settings, methods=["fedavg"], seeds=3, out=tmp_path / "runs")
+    assert (tmp_path / "runs" / "study.toml").read_text() != whole
+
+
+def test_data_that_have_changed_are_told_apart_from_other_settings(tmp_path: Path):
+    settings = table(tmp_path)
+    fedkin.compare(settings, methods=["separate"], out=tmp_path / "runs")
+    path = tmp_path / "patients.csv"
+    path.write_text(path.read_text() + "clinic-0,50,120,yes\n")
+    with pytest.raises(RunError, match=r"patients.csv has changed since"):
+        fedkin.compare(settings, methods=["separate"], out=tmp_path / "runs")
+
+
+def test_the_page_of_several_conditions_is_the_studys_own(tmp_path: Path, command: Any, capsys: Any):
+    fedkin.cross(table(tmp_path), over={"rounds": [1, 2]}, methods=["separate"], out=tmp_path / "runs")
+    assert command("report", tmp_path / "runs") == 2
+    assert "fedkin study" in capsys.readouterr().err
+    assert command("report", tmp_path / "runs" / "rounds=1") == 0
+    assert command("study", tmp_path / "runs" / "study.toml") == 0
+    assert "rounds" in capsys.readouterr().out
+
+
 def test_a_file_of_ones_own_is_left_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     patients(tmp_path)
@@ -436,6 +463,8 @@ def test_a_study_is_whatever_its_table_says(tmp_path: Path, said: dict[str, Any]
         ({"methods": ["fedamp"], "vary": {"lr": [1]}, "references": ["pooled"]}, "leave one out"),
         ({"methods": ["fedamp", "fedavg"], "grid": {"lr": [1]}}, "one method"),
         ({"methods": ["fedamp"], "vary": {"local.lr": 0.1}}, "local.lr needs a list of values"),
+        ({"methods": ["fedamp"], "grid": {"lr": [1]}, "seeds": 3}, "study.seeds are for comparisons"),
+        ({"methods": ["fedamp"], "seeds": True}, "study.seeds = True cannot be"),
     ],
 )
 def test_a_study_that_cannot_be_is_refused_in_a_sentence(tmp_path: Path, said: Any, answer: str):

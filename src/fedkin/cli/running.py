@@ -26,7 +26,7 @@ from ..studies import run as one
 from ..studies import study as studying
 from ..studies.compare import Results
 from ..studies.cross import Crossed, cross
-from ..studies.kept import Study, taken_apart
+from ..studies.kept import FILE, KINDS, Study, is_ours, taken_apart
 from ..studies.run import Run
 from ..studies.study import Found, default_folder
 from ..studies.tune import Tuned
@@ -150,15 +150,15 @@ def compare(
 
 @app.command(context_settings=FREE)
 def study(
-    file: Annotated[Path, typer.Argument(help="A TOML file with a table [study].")],
+    file: Annotated[Path, typer.Argument(help="A TOML file with a table \\[study].")],
     words: Words = None,
     folder: Out = None,
     jobs: Annotated[int | None, typer.Option(min=1, help="Runs at a time; the file's own by default.")] = None,
 ) -> None:
-    """Run a whole study from one file: a comparison, or one over levels, combinations or a grid.
+    r"""Run a whole study from one file: a comparison, or one over levels, combinations or a grid.
 
-    Its table [study] has methods, seeds, and vary, cross or grid if need be; everything else in it are settings, as for
-    `fedkin run`, over which those given here are laid. `fedkin compare` leaves such a file, study.toml, beside its
+    Its table \[study] has methods, seeds, and vary, cross or grid if need be; everything else in it are settings, as
+    for `fedkin run`, over which those given here are laid. `fedkin compare` leaves such a file, study.toml, beside its
     runs. The same command again goes on where it ended.
     """
     plan, raw = taken_apart(read_toml(file), str(file))
@@ -216,6 +216,8 @@ def report(
 ) -> None:
     """Write the report of a run, or of several side by side."""
     formats = _formats(figures)
+    for path in paths:
+        _refuse_several(path)
     runs = [Run(p) for path in paths for p in _run_folders(path)]
     place = runs[0].path if len(runs) == 1 else paths[0] if len(paths) == 1 else Path()
     results = Results(runs, place)
@@ -330,6 +332,16 @@ def _progress(total: int) -> Iterator[Callable[[str], Listener]]:
             raise Interrupted(f"{error} The same command goes on from there.") from None
         if progress and task is not None:
             progress.update(task, completed=total, note="done")
+
+
+def _refuse_several(path: Path) -> None:
+    """A report is of one comparison; the page of levels, combinations or a grid is the study's own."""
+    file = path / FILE
+    if file.exists() and is_ours(file) and any(kind in read_toml(file).get("study", {}) for kind in KINDS):
+        raise FedkinError(
+            f"{path} holds a study over several settings, whose page is made by `fedkin study {file}`: it runs nothing "
+            "that is complete. `fedkin report` is for one of the folders in it."
+        )
 
 
 def _run_folders(path: Path) -> list[Path]:

@@ -260,7 +260,10 @@ def interruptible() -> Iterator[Callable[[], bool]]:
     def handler(number: int, frame: FrameType | None) -> None:
         nonlocal asked
         if asked:  # said here, as typer turns a KeyboardInterrupt into a silent exit code 130
-            err.print("Stopped at once. The last checkpoint stays: `fedkin resume` goes on from it.")
+            err.print(
+                "Stopped at once. The last checkpoint stays: `fedkin resume` goes on from it, and a study by the same "
+                "command."
+            )
             raise KeyboardInterrupt
         asked = True
         err.print("\nStopping after this round and saving; once more stops at once (the last checkpoint stays).")

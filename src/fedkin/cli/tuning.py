@@ -31,14 +31,14 @@ def tune(
     """
     raw = options.parse(words or [])
     plan = tuning.plan(raw, options.chosen("--grid", grid or []), folder, {})
-    err.print(_announcement(plan), highlight=False)
+    err.print(_announcement(plan, jobs), highlight=False)
     tuned = _carried_out(plan, jobs)
     where = tuned.report()
     show_tuned(tuned)
     out.print(f"Use it: fedkin run {folder / 'best.toml'}   Report: [bold]{where.resolve()}[/]", soft_wrap=True)
 
 
-def _announcement(plan: tuning.Plan) -> str:
+def _announcement(plan: tuning.Plan, jobs: int) -> str:
     sizes = [count for count in (sum(not p.complete for p in stack) for stack in plan.stacks) if count]
     done = len(plan.points) - sum(sizes)
     told = f"{len(plan.points)} points of the grid"
@@ -46,7 +46,8 @@ def _announcement(plan: tuning.Plan) -> str:
         told += f", {done} of them complete already"
     if not sizes:
         return f"{told}."
-    several = f"{len(sizes)} stacks of {', '.join(map(str, sizes))} points, one after another"
+    order = "one after another" if jobs == 1 else f"up to {jobs} at a time"
+    several = f"{len(sizes)} stacks ({', '.join(map(str, sizes))} points), {order}"
     return f"{told}; {sum(sizes)} are trained in {'one stack' if len(sizes) == 1 else several}."
 
 

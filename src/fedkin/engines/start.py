@@ -186,7 +186,15 @@ def refuse_other_settings(path: Path, config: Config) -> None:
         return
     run = RunFolder(path)
     found = run.resolved()
-    if found != (_as_decided(config, found) if run.complete else config):
+    wanted = _as_decided(config, found) if run.complete else config
+    if found != wanted and found == wanted.model_copy(update={"data": found.data}):
+        one, other = (c.data.model_dump(exclude={"digest"}) for c in (found, wanted))
+        if one == other:
+            raise RunError(
+                f"{path} holds a run on these data as they were before: {config.data.name} has changed since. Put the "
+                "old file back, or choose another folder with --out."
+            )
+    if found != wanted:
         raise RunError(f"{path} holds a run with other settings; choose another folder with --out, or remove it.")
 
 

@@ -25,6 +25,9 @@ class Findings:
         self._curves: dict[Row, Curve] = {}
         self._clients: dict[Row, dict[str, float]] = {}
 
+    def __repr__(self) -> str:
+        return f"Findings({len(self.runs)} runs)"
+
     @staticmethod
     def of(runs: Sequence[Run] | Findings) -> Findings:
         return runs if isinstance(runs, Findings) else Findings(runs)

@@ -171,6 +171,8 @@ def chosen(option: str, words: Iterable[str]) -> dict[str, list[Any]]:
 
 def by_full_name(wanted: Mapping[str, Any], methods: Iterable[str]) -> dict[str, list[Any]]:
     """Settings by their full names, each with the values it is to have, one after another; the methods' are known."""
+    if not isinstance(wanted, Mapping):
+        raise ConfigError(f"Settings and their values are a table, such as {{'local.lr': [0.1, 0.2]}}, not {wanted!r}.")
     known, found = paths(methods), dict[str, list[Any]]()
     for key, values in wanted.items():
         name = full_name(key, known)

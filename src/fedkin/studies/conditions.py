@@ -68,7 +68,7 @@ class Several:
 
 def refuse_fixed(chosen: Mapping[str, Any]) -> None:
     for name in FIXED & set(chosen):
-        raise ConfigError(f"{name} cannot be varied: at every level methods and seeds are compared by one metric.")
+        raise ConfigError(f"{name} cannot be varied: the same methods and seeds are compared by one metric throughout.")
 
 
 def run_all(

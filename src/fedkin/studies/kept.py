@@ -6,6 +6,7 @@ and `out`. Everything else in the file are the settings of the runs, as in any c
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,7 +18,7 @@ from ..base.settings import ConfigError, validated
 from ..engines.assembly import located
 from ..evidence.comparison import flat_settings
 from ..runs.config import Graph, to_toml
-from ..runs.folder import replace_file
+from ..runs.folder import RunError, replace_file
 
 FILE = "study.toml"
 KINDS = ("vary", "cross", "grid")
@@ -31,7 +32,8 @@ class Study(BaseModel):
 
     methods: Annotated[list[str], Field(description="the methods to compare; for a grid, the one")] = []
     seeds: Annotated[
-        Annotated[int, Field(ge=1)] | list[int], Field(description="how many, from the settings' `seed` on, or which")
+        Annotated[int, Field(ge=1, strict=True)] | list[Annotated[int, Field(ge=0, strict=True)]],
+        Field(description="how many, from the settings' `seed` on, or which"),
     ] = 1
     vary: Annotated[dict[str, Any], Field(description="settings and their levels, one setting at a time")] = {}
     cross: Annotated[dict[str, Any], Field(description="settings and their values, every combination")] = {}
@@ -67,6 +69,8 @@ def taken_apart(table: Mapping[str, Any], where: str) -> tuple[Study, dict[str, 
                 raise ConfigError(
                     f"study.{kind}: {name} needs a list of values, such as [0.1, 0.2]; {values!r} is none."
                 )
+    if several == ["grid"] and "seeds" in study.model_fields_set and study.seeds != 1:
+        raise ConfigError("study.seeds are for comparisons; a grid is tried with one seed, `seed` above.")
     if several == ["grid"] and len(study.methods) > 1:
         raise ConfigError("study.grid is tried for one method: name one in study.methods, or none and `method` above.")
     return study, {key: value for key, value in table.items() if key != "study"}
@@ -86,9 +90,40 @@ def keep(folder: Path, raw: Mapping[str, Any], study: Mapping[str, Any], objects
     except ConfigError:  # there is something in it that no file can hold
         path.unlink(missing_ok=True)  # one of an earlier study would tell of others
         return
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
-        folder.mkdir(parents=True, exist_ok=True)
-        replace_file(path, text.encode())
+    if path.exists():
+        there, here = tomllib.loads(path.read_text(encoding="utf-8")), tomllib.loads(text)
+        if _kind(there) != _kind(here):
+            raise RunError(
+                f"{folder} holds a study of another kind, {_kind(there)}, not {_kind(here)}; choose another folder "
+                "with --out, or remove it."
+            )
+        if _covers(there, here):  # a part of it is looked at again
+            return
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(path, text.encode())
+
+
+def _kind(table: Mapping[str, Any]) -> str:
+    words = {"vary": "levels of settings", "cross": "combinations of settings", "grid": "a grid"}
+    return next((word for kind, word in words.items() if kind in table.get("study", {})), "a comparison")
+
+
+def _covers(there: Mapping[str, Any], here: Mapping[str, Any]) -> bool:
+    """Whether a study has all runs of another, under the same settings."""
+    settings = [{key: value for key, value in each.items() if key != "study"} for each in (there, here)]
+    if settings[0] != settings[1]:
+        return False
+    for key, value in here["study"].items():
+        own = there["study"].get(key, 1 if key == "seeds" else [])
+        first = there.get("seed", 0)
+        if key == "seeds":
+            own, value = ([*range(first, first + n)] if isinstance(n, int) else n for n in (own, value))
+        if isinstance(value, Mapping):
+            if any(v not in own.get(name, []) for name, values in value.items() for v in values):
+                return False
+        elif any(each not in own for each in value):
+            return False
+    return True
 
 
 def is_ours(path: Path) -> bool:

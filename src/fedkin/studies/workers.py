@@ -126,15 +126,23 @@ def _listen(
     if errors and not (left and isinstance(errors[0], Interrupted)):
         raise errors[0]
     if left:
-        codes = sorted({process.exitcode for process in processes} - {0, None}, key=str)
-        raise LostWorker(
-            f"A process that ran a part of the study ended before its work was done (exit code "
-            f"{', '.join(map(str, codes))}); it may have been short of memory: take fewer jobs. What was saved stays, "
-            "and the same command goes on. In a script of your own, what starts several jobs belongs below "
-            "`if __name__ == '__main__':`."
-        )
+        raise LostWorker(_lost({process.exitcode for process in processes} - {0, None}))
     if unbegun:
         raise Interrupted("Stopped before all runs were begun; everything is saved.")
+
+
+def _lost(codes: set[int | None]) -> str:
+    """What may have become of workers that ended with these codes."""
+    guess = (
+        "in a script of your own, what starts several jobs belongs below `if __name__ == '__main__':`"
+        if codes == {1}
+        else "it may have been short of memory: take fewer jobs"
+    )
+    listed = ", ".join(map(str, sorted(codes, key=str)))
+    return (
+        f"A process that ran a part of the study ended before its work was done (exit code {listed}); {guess}. What "
+        "was saved stays, and the same command goes on."
+    )
 
 
 def _work(
