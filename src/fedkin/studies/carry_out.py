@@ -65,6 +65,6 @@ def run_stack(stack: Stack, supply: Supply, listener: Listeners | None, spare_di
     finally:
         for cell in stack:
             supply.release(cell.config)
-    for error in stopped.values():
+    for i, error in stopped.items():
         if not (spare_diverged and isinstance(error, Diverged)):
-            raise error
+            raise type(error)(f"{stack[i].path}: {error}") from None  # which of them it was
