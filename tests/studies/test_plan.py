@@ -379,6 +379,15 @@ def test_a_folder_holds_one_study_and_a_part_of_it_leaves_its_file(tmp_path: Pat
     assert (tmp_path / "runs" / "study.toml").read_text() != whole
 
 
+def test_a_damaged_file_of_a_study_is_told_in_a_sentence(tmp_path: Path):
+    settings = table(tmp_path)
+    fedkin.compare(settings, methods=["separate"], out=tmp_path / "runs")
+    path = tmp_path / "runs" / "study.toml"
+    path.write_text(path.read_text() + "[half a li")
+    with pytest.raises(FedkinError, match="study.toml is not valid TOML"):
+        fedkin.compare(settings, methods=["separate", "fedavg"], out=tmp_path / "runs")
+
+
 def test_data_that_have_changed_are_told_apart_from_other_settings(tmp_path: Path):
     settings = table(tmp_path)
     fedkin.compare(settings, methods=["separate"], out=tmp_path / "runs")

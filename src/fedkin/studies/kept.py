@@ -17,7 +17,7 @@ from .. import data
 from ..base.settings import ConfigError, validated
 from ..engines.assembly import located
 from ..evidence.comparison import flat_settings
-from ..runs.config import Graph, to_toml
+from ..runs.config import Graph, read_toml, to_toml
 from ..runs.folder import RunError, replace_file
 
 FILE = "study.toml"
@@ -91,7 +91,7 @@ def keep(folder: Path, raw: Mapping[str, Any], study: Mapping[str, Any], objects
         path.unlink(missing_ok=True)  # one of an earlier study would tell of others
         return
     if path.exists():
-        there, here = tomllib.loads(path.read_text(encoding="utf-8")), tomllib.loads(text)
+        there, here = read_toml(path), tomllib.loads(text)
         if _kind(there) != _kind(here):
             raise RunError(
                 f"{folder} holds a study of another kind, {_kind(there)}, not {_kind(here)}; choose another folder "
