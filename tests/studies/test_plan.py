@@ -29,7 +29,7 @@ from fedkin.engines import simulation
 from fedkin.engines.simulation import Interrupted
 from fedkin.methods.fedavg import FedAvg
 from fedkin.runs.folder import RunError
-from fedkin.studies import kept, plan, supply, workers
+from fedkin.studies import plan, study_file, supply, workers
 
 METHODS = ["separate", "fedavg", "fedamp"]
 SMALL: dict[str, Any] = {"rounds": 2, "local": {"epochs": 1}, "model": {"settings": {"hidden": [4]}}}
@@ -437,7 +437,7 @@ def test_what_no_file_can_hold_leaves_none_that_tells_of_another_study(tmp_path:
 
 def test_paths_of_graphs_and_data_are_kept_absolute_wherever_they_stand(tmp_path: Path):
     raw = {"data": "a.csv", "methods": {"sfl": {"graph": {"source": "g.npz"}}}}
-    kept.keep(tmp_path, raw, {"methods": ["sfl"], "cross": {"data.name": ["b.csv", "digits"]}}, {})
+    study_file.keep(tmp_path, raw, {"methods": ["sfl"], "cross": {"data.name": ["b.csv", "digits"]}}, {})
     found = tomllib.loads((tmp_path / "study.toml").read_text())
     assert Path(found["data"]).is_absolute() and Path(found["methods"]["sfl"]["graph"]["source"]).is_absolute()
     first, second = found["study"]["cross"]["data.name"]

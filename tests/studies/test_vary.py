@@ -13,8 +13,10 @@ from helpers import BASE, toy
 
 import fedkin
 from fedkin import FedkinError
+from fedkin.cli import terminal
 from fedkin.data.federation import Federation
 from fedkin.report.levels import finding, lines, picture, places
+from fedkin.report.words import OTHERS
 from fedkin.runs.config import merge
 from fedkin.runs.folder import RunError
 from fedkin.studies.run import Run
@@ -235,6 +237,15 @@ def test_the_page_and_the_figures_are_written(found: fedkin.Levels, tmp_path: Pa
     assert frame["last_hit_low"].dropna().tolist() == [row.last.hit.low for row in rows if row.last.hit]
 
 
+def test_it_is_told_that_clean_clients_are_others_from_level_to_level(
+    found: fedkin.Levels, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = found.report(tmp_path / "page.html").read_text()
+    assert page.count(OTHERS) == 1, "where clients are hit, and there alone"
+    terminal.show_levels(found)
+    assert " ".join(capsys.readouterr().out.split()).count(OTHERS) == 1
+
+
 def test_the_page_opens_at_the_last_round_where_clients_are_hit_and_has_a_table_a_side(
     found: fedkin.Levels, tmp_path: Path
 ) -> None:
@@ -321,7 +332,7 @@ def test_the_command_writes_pictures_and_a_table_a_setting_and_side(
     assert "[8/8]" in said.err, "the level without lies or losses is run once and counted twice"
     assert "Mean test accuracy in % over corruption.labels, last round (in brackets: best round)" in said.out
     assert "Mean test accuracy in % over participation.dropped, best round (in brackets: last round)" in said.out
-    heads = [line.split()[:2] for line in said.out.splitlines() if " clients " in line]
+    heads = [line.split()[:2] for line in said.out.splitlines() if re.match(r"\s*\w+ clients ", line)]
     assert heads == [["all", "clients"], ["clean", "clients"], ["hit", "clients"], ["all", "clients"]]
     rows = [line.split()[1:] for line in said.out.splitlines() if "fedavg:global" in line]
     assert [len(row) for row in rows] == [4, 4, 3, 4] and rows[2][0] == "–", "nobody is hit at level 0"

@@ -26,9 +26,9 @@ from ..studies import run as one
 from ..studies import study as studying
 from ..studies.compare import Results
 from ..studies.cross import Crossed, cross
-from ..studies.kept import FILE, KINDS, Study, is_ours, taken_apart
 from ..studies.run import Run
 from ..studies.study import Found, default_folder
+from ..studies.study_file import FILE, KINDS, Study, is_ours, taken_apart
 from ..studies.tune import Tuned
 from ..studies.vary import Levels, vary
 from .app import FREE, Jobs, Native, Out, Words, app, paragraphs, table_of

@@ -303,7 +303,7 @@ def show_levels(levels: Levels) -> None:
     Where clients are hit, a table each for all clients, those left alone and those hit, of headline models and of the
     last round, as what lies do to a method shows at the end of its training.
     """
-    from ..report.words import is_share, metric_name, score_text
+    from ..report.words import OTHERS, is_share, metric_name, score_text
     from ..runs.options import word
 
     metric = levels.levels[0].findings.metric
@@ -333,6 +333,8 @@ def show_levels(levels: Levels) -> None:
                 label = escape(row.name)
                 table.add_row(f"[bold]{label}[/]" if row.headline else label, *cells)
             out.print(table)
+        if hit:
+            out.print(OTHERS, style="dim", highlight=False)
         if hit and any(not row.headline for row in here):
             out.print("Headline models; the methods' other models are in the report.", style="dim", highlight=False)
 
@@ -356,3 +358,9 @@ def show_crossed(crossed: Crossed) -> None:
             texts = [score_text(score, each.metric) for score in scores]
             table.add_row(*map(escape, map(word, each.values.values())), escape(each.row.name), *texts)
     out.print(table)
+    out.print(
+        "The best round is picked on test data, which flatters every row alike; `validated` is picked on validation "
+        "data.",
+        style="dim",
+        highlight=False,
+    )

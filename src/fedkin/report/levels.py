@@ -20,7 +20,7 @@ from ..runs.config import Config
 from . import figures, html
 from .html import escaped
 from .page import chips
-from .words import colours, is_share, metric_name, plural, score_text
+from .words import OTHERS, colours, is_share, metric_name, plural, score_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -180,6 +180,7 @@ def _setting(levels: Levels, setting: str) -> str:
         about = f"<b>{escaped(finding(levels, setting))}</b> {about}"
         about += " Who is hit is drawn by lot in each seed"
         about += "; whoever is hit at one level is hit at every higher one." if setting.startswith("corrupt") else "."
+        about += f" {OTHERS}"
     about += " The best round is that of the best mean over all clients, picked on test data."
     shown = {}
     for moment in MOMENTS if hit else reversed(MOMENTS):

@@ -29,6 +29,11 @@ ANSWERS = {"yes": "#009E73", "no": "#D55E00", "cannot tell": "#9AA4AF"}
 BOX_FROM = 8
 # Client names on the axes of the heat map stay legible up to here.
 NAMED_UP_TO = 40
+OTHERS = (
+    "Those left alone at one level are not all who were at a lower one, so that from level to level their line may "
+    "move with who they are, and not with what befell them; the line of all clients is of the same ones throughout."
+)
+"""What a reader of levels at which clients are hit has to know."""
 
 
 def colours(found: Findings) -> dict[str, str]:

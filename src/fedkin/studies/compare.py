@@ -20,9 +20,9 @@ from ..evidence.worth_joining import Joining
 from ..runs.config import merge
 from . import references
 from .carry_out import carry_out, refuse_jobs
-from .kept import keep
 from .plan import Cell, Listeners, compared, seeds_together
 from .run import Run
+from .study_file import keep
 from .supply import Supply
 
 

@@ -21,8 +21,8 @@ from ..evidence import crossed as evidence
 from ..runs import options
 from ..runs.config import Config, merge
 from .conditions import Condition, Several, refuse_fixed, run_all, run_of
-from .kept import keep
 from .plan import Cell, compared
+from .study_file import keep
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from ..engines.start import Network, Settings, table
 from ..runs.config import merge
 from .compare import Results, compare
 from .cross import Crossed, cross
-from .kept import FILE, Study, is_ours, taken_apart
+from .study_file import FILE, Study, is_ours, taken_apart
 from .tune import Tuned, tune
 from .vary import Levels, vary
 

@@ -31,9 +31,9 @@ from ..runs import options
 from ..runs.config import Config, merge
 from ..runs.folder import replace_file
 from .carry_out import carry_out, refuse_jobs
-from .kept import keep
 from .plan import Cell, Listeners, Stack, tried
 from .run import Run
+from .study_file import keep
 from .supply import Supply
 
 TUNED = ("settings.", "local.", "model.")
