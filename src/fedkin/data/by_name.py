@@ -20,15 +20,15 @@ from ..base import streams
 from ..base.task import Task
 from ..base.wording import did_you_mean
 from ..errors import FedkinError
-from . import from_tables, own, sets
+from . import from_tables, mixed, own, sets
 from . import split as splitting
 from .federation import Client, Federation
 from .preprocessing import TableSettings
 from .source import Source
 from .table import SUFFIXES
 
-SPLITS = ("iid", "pathological", "practical", "dirichlet", "natural", "relabelled", "random", "chronological")
-POOLED = SPLITS[:6]
+SPLITS = ("iid", "pathological", "practical", "dirichlet", "natural", "relabelled", "mixed", "random", "chronological")
+POOLED = SPLITS[:7]
 """Splits of a pool of samples; the others are of series in time."""
 
 
@@ -125,6 +125,9 @@ def load(
     dominating: float = 0.8,
     test_fraction: float = 0.25,
     shift: int = 2,
+    agreeing: float = 12,
+    relabelled: float = 8,
+    lone: float = 3,
     validation: float = 0.1,
     verify: bool = True,
     digest: str | None = None,
@@ -134,7 +137,8 @@ def load(
     """A federation: a data set dealt to clients.
 
     `split`: iid; pathological (few classes a client); practical (groups with dominating classes); dirichlet; natural
-    (the data's own owners); relabelled (practical, and group g's label is (y + shift g) mod classes: concept shift).
+    (the data's own owners); relabelled (practical, and group g's label is (y + shift g) mod classes: concept shift);
+    mixed (clients that agree, that are relabelled in two groups, and loners with labels of their own, in these parts).
     By default natural for tables, else practical. `table`: how a table is read and prepared. Data sets that bring their
     clients (fl60, tpt48, metr_la) have splits of their own, random and chronological; `settings` are theirs.
     """
@@ -166,7 +170,7 @@ def load(
         data = _filled(data, groups, dominating, rng) if data.balanced else data
     labels = data.y.numpy()
     test_labels = None if data.y_test is None else data.y_test.numpy()
-    own_names = None
+    own_names, words = None, None
     if split == "iid":
         shares = splitting.iid(labels, count, rng, test_fraction=test_fraction, test_labels=test_labels)
     elif split == "pathological":
@@ -186,10 +190,18 @@ def load(
         if data.owners is None:
             raise UnknownData(f"Data set {name!r} does not say whose its samples are: it has no natural split.")
         own_names, shares = splitting.natural(data.owners, rng, test_fraction=test_fraction)
+    elif split == "mixed":
+        kinds = mixed.Kinds(agreeing, relabelled, lone)
+        shares, words = mixed.deal(
+            data, count, kinds, rng, shift=shift, dominating=dominating, test_fraction=test_fraction
+        )
     else:
         shares = splitting.practical(
             labels, groups, rng, dominating=dominating, balanced=data.balanced, test_labels=test_labels
         )
+        if split == "relabelled":
+            names_of = np.arange(data.classes)
+            words = [splitting.relabel(names_of, np.full_like(names_of, s.group), data.classes, shift) for s in shares]
     width = max(2, len(str(len(shares) - 1)))
     x_test, y_test = (data.x, data.y) if data.x_test is None or data.y_test is None else (data.x_test, data.y_test)
     if split == "natural":  # owners are those of the one pool, of which every client's own test part is cut
@@ -199,11 +211,8 @@ def load(
     for i, share in enumerate(shares):
         train = (prepared(data.x[share.train]), data.y[share.train])
         test = (prepared(x_test[share.test]), y_test[share.test])
-        if split == "relabelled" and share.group is not None:
-            train, test = (
-                (x, torch.from_numpy(splitting.relabel(y.numpy(), np.full(len(y), share.group), data.classes, shift)))
-                for x, y in (train, test)
-            )
+        if words is not None:
+            train, test = ((x, torch.from_numpy(words[i])[y]) for x, y in (train, test))
         named = own_names[i] if own_names else f"silo-{i:0{width}d}"
         tested = None
         if split == "natural":  # its samples are the same whatever the seed
@@ -212,9 +221,8 @@ def load(
             Client(named, train, test, group=share.group, preprocessing=data.preprocessing, test_rows=tested)
         )
     # Relabelled, a number means another class in every group.
-    task = Task.classification(
-        tuple(members[0].train[0].shape[1:]), data.classes, () if split == "relabelled" else data.class_names
-    )
+    named_classes = data.class_names if words is None else ()
+    task = Task.classification(tuple(members[0].train[0].shape[1:]), data.classes, named_classes)
     return Federation(name, tuple(members), task, split=split, notes=data.notes)
 
 

@@ -40,12 +40,19 @@ class Share:
 
 @dataclass(frozen=True)
 class Group:
-    """Clients that draw most of their data from the same dominating classes; `train` and `test` samples per client."""
+    """Clients that draw most of their data from the same dominating classes; `train` and `test` samples per client.
+
+    `dominating` is the share of these classes, where it is not the one that is said for all groups.
+    """
 
     classes: tuple[int, ...]
     clients: int
     train: int
     test: int
+    dominating: float | None = None
+
+    def share(self, usual: float) -> float:
+        return usual if self.dominating is None else self.dominating
 
 
 def iid(
@@ -94,7 +101,8 @@ def practical(
 ) -> list[Share]:
     """Groups of clients that share dominating classes, in the order of `groups`. labels: (n,).
 
-    Of a client's n samples exactly round(dominating * n) are of its group's classes and the rest of all others.
+    Of a client's n samples exactly round(dominating * n) are of its group's classes and the rest of all others, unless
+    its group says another share.
     balanced: inside both parts the counts per class differ by at most one; otherwise samples are drawn uniformly
     from those classes, so that class frequencies follow the data. Nothing is drawn twice, over all clients.
     """
@@ -103,9 +111,10 @@ def practical(
     members = [number for number, group in enumerate(groups) for _ in range(group.clients)]
     home = np.array([np.isin(pools.classes, groups[g].classes) for g in members])  # (m, C)
     train, test = np.array([(groups[g].train, groups[g].test) for g in members]).T
+    share = np.array([groups[g].share(dominating) for g in members])
 
     def table(home: Mask, sizes: Numbers, stock: Numbers, place: str) -> Numbers:
-        own = np.rint(dominating * sizes).astype(np.int64)
+        own = np.rint(np.tile(share, len(sizes) // len(share)) * sizes).astype(np.int64)
         parts, amounts = np.concatenate([home, ~home]), np.concatenate([own, sizes - own])
         dealt = _deal(parts, amounts, stock, rng, balanced, pools.classes, place)
         return dealt[: len(home)] + dealt[len(home) :]
@@ -434,6 +443,6 @@ def _check_groups(groups: Sequence[Group], classes: Numbers, dominating: float) 
         _require(len(named) > 0, f"{who} names no classes, but its clients need at least one dominating class.")
         _require(not missing, f"{who} names the classes {missing}, but the labels contain only {_list(classes)}.")
         _require(
-            dominating == 1 or len(named) < len(classes),
+            group.share(dominating) == 1 or len(named) < len(classes),
             f"{who} names all classes, so that none is left for its other samples. Name fewer, or pass dominating=1.",
         )

@@ -22,7 +22,7 @@ class Groups(Method):
         if problem.groups is None:
             raise ValueError(
                 "Method 'groups' averages inside known groups, and this federation has none: "
-                "use the practical or relabelled split, or give each client its group."
+                "use the practical, relabelled or mixed split, or give each client its group."
             )
 
     def begin(self, problem: Problem, rng: Rng) -> Server:

@@ -35,7 +35,7 @@ class Data(_Strict):
     ] = "digits"
     given: Annotated[bool, Field(description="the federation was given as a Python object, not by name")] = False
     split: Literal[
-        "iid", "pathological", "practical", "dirichlet", "natural", "relabelled", "random", "chronological"
+        "iid", "pathological", "practical", "dirichlet", "natural", "relabelled", "mixed", "random", "chronological"
     ] = "practical"
     clients: Annotated[
         int | None, Field(ge=1, description="number of clients; the data set's usual one if not given")
@@ -44,7 +44,10 @@ class Data(_Strict):
     alpha: Annotated[float, Field(gt=0, description="dirichlet: the smaller, the more skewed")] = 0.3
     classes_per_client: Annotated[int, Field(ge=1, description="pathological")] = 2
     dominating: Annotated[float, Field(gt=0, lt=1, description="practical: share of the dominating classes")] = 0.8
-    shift: Annotated[int, Field(description="relabelled: group g's label is (y + shift g) mod classes")] = 2
+    shift: Annotated[int, Field(description="relabelled, mixed: group g's label is (y + shift g) mod classes")] = 2
+    agreeing: Annotated[float, Field(ge=0, description="mixed: part of the clients whose labels mean the same")] = 12
+    relabelled: Annotated[float, Field(ge=0, description="mixed: part in two groups with other labels")] = 8
+    lone: Annotated[float, Field(ge=0, description="mixed: part of clients that agree with nobody")] = 3
     test_fraction: Annotated[float, Field(gt=0, lt=1, description="where there is no official test part")] = 0.25
     augment: Annotated[bool, Field(description="random crop and flip of training images")] = False
     verify: Annotated[bool, Field(description="hold a data set's files against their checksums")] = True
