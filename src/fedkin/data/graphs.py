@@ -144,6 +144,10 @@ def permuted(graph: Tensor, names: Sequence[str], seed: int) -> Tensor:
 # ---- from attention ----
 
 
+ALONE = 0.1
+"""Attention to others, in all, below which a client has no kin: with one of its kind it would be a half."""
+
+
 def from_collaboration(xi: Tensor, top: int, known: int | None = None) -> Tensor:
     """Edges of weight 1 from xi (m, m), how much each client attends to each other.
 
@@ -153,9 +157,11 @@ def from_collaboration(xi: Tensor, top: int, known: int | None = None) -> Tensor
 
     Newcomers, rows from `known` on, keep known clients by the same rule, and nobody known keeps them: who is related to
     whom among the known does not depend on who comes later. Equal attention is kept or left together: where it tells
-    nobody apart, all are related.
+    nobody apart, all are related. Who pays others next to nothing has no kin among them and no edges.
     """
     known = len(xi) if known is None else known
+    alone = xi[:, :known].sum(1) - xi.diagonal() * (torch.arange(len(xi), device=xi.device) < known) < ALONE
+    xi = torch.where(alone[:, None] | alone, 0.0, xi)
     graph = torch.zeros(xi.shape, dtype=torch.float32, device=xi.device)
     mutual = ((xi + xi.T) / 2)[:known, :known].clone().fill_diagonal_(0)
     graph[:known, :known] = _most(mutual, top, known - 1).float()

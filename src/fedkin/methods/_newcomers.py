@@ -1,4 +1,4 @@
-"""Clients whose models are not their own yet, at a server that keeps W, xi and who was heard from: FedAMP's."""
+"""Clients whose models are not their own yet, at a server that keeps W, xi, trust and who was heard from: FedAMP's."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from ..maths import collaboration as co
 from ._method import Problem, Server, State, Tensor
 
 
-def among_heard(heard: Tensor, W: Tensor, weights: Callable[[Tensor | None], Tensor]) -> Tensor:
+def among_heard(server: Server, weights: Callable[[Tensor | None], Tensor]) -> Tensor:
     """(m, m) xi by `weights` among those that were heard from (None: all were); the others keep the model they have."""
+    W, heard = server.W, server.heard
     if len(W) > 1 and bool(heard.all()):
         return weights(None)
     xi = torch.eye(len(W), dtype=torch.float64, device=W.device)
@@ -27,7 +28,8 @@ def welcomed(problem: Problem, server: Server) -> Server:
     W = torch.cat([server.W, server.W[_hosts(problem, server)].mean(0).repeat(new, 1)])
     xi = torch.eye(len(problem), dtype=torch.float64, device=W.device)
     xi[:known, :known] = server.xi
-    return State(W=W, xi=xi, heard=torch.cat([server.heard, server.heard.new_zeros(new)]))
+    heard, trust = server.heard.new_zeros(new), server.trust.new_ones(new)
+    return State(W=W, xi=xi, heard=torch.cat([server.heard, heard]), trust=torch.cat([server.trust, trust]))
 
 
 def introduced(problem: Problem, server: Server, w: Tensor, columns: Tensor | None, top: int) -> Server:
@@ -40,7 +42,7 @@ def introduced(problem: Problem, server: Server, w: Tensor, columns: Tensor | No
             among = torch.cat([hosts, hosts.new_tensor([i])])
             logits = co.cosine_logits(distances[among][:, among], None)
             others = co.softmax_of_others(co.only_nearest(logits, top))
-            server.xi[i, among] = co.with_self(others, co.automatic_weight_on_others(others))[-1]
+            server.xi[i, among] = co.with_self(others, co.automatic_weight_on_others(others) * server.trust[i])[-1]
     return server
 
 

@@ -10,7 +10,7 @@ from pydantic import Field
 from ..maths import collaboration as co
 from ..maths.attention import Kind, named
 from ..training.optimisers import Proximal
-from . import _newcomers, _theory
+from . import _newcomers, _theory, _trust
 from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
 from ._shared import Auto, EachPositive, EachShare, Positive, check_per_client, drawn_start, per_client
 
@@ -28,7 +28,8 @@ class FedAMP(Method):
 
     sigma: Annotated[Auto | Positive, Field(description="width of attention; auto: from the models")] = "auto"
     weight_on_others: Annotated[
-        Auto | EachShare, Field(description="tau in the preprint; one number, one a client by name, or auto")
+        Auto | Literal["attention"] | EachShare,
+        Field(description="tau; a number, one a client, attention: by its entropy, auto: that times trust in others"),
     ] = "auto"
     beta: Annotated[
         EachPositive, Field(description="step of the proximal term ||w - u||^2 / (2 beta); one number or one a client")
@@ -61,43 +62,48 @@ class FedAMP(Method):
     def begin(self, problem: Problem, rng: Rng) -> Server:
         independent = self.init == "independent"
         W = drawn_start(problem, rng) if independent else problem.initial.repeat(len(problem), 1)
-        heard = torch.full((len(problem),), independent)
-        return State(W=W, heard=heard, xi=self.xi(problem, W, heard))
+        server = State(W=W, heard=torch.full((len(problem),), independent), trust=torch.ones_like(W[:, 0]))
+        return server.replace(xi=self.xi(problem, server))
 
     def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:
         return _newcomers.welcomed(problem, server)
 
     def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
-        return State(u=co.mix(server.xi[clients], server.W))
+        u = co.mix(server.xi[clients], server.W)
+        return State(u=u, tau=1 - server.xi[clients, clients].to(u)) if self.trusting else State(u=u)
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
         """Towards the minimum of F_i(w) + ||w - u_i||^2 / (2 beta_k); before round 1 of F_i alone."""
         u, beta = message.u, self._beta(cohort, round).to(message.u)
         start = memory.personal if self.init_from == "local" and round >= 1 else u
+        trust = {"trust": _trust.in_others(cohort, message, memory)} if self.trusting else {}
         W = cohort.fit(start, round, extra=Proximal(u, beta) if round >= 1 else None)
-        return State(W=W), State(personal=W)
+        return State(W=W, **trust), State(personal=W)
 
     def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
         return {"cloud": message.u, "personal": memory.personal}
 
     def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
         server.W[clients], server.heard[clients] = upload.W, True
+        if self.trusting:
+            server.trust[clients] = upload.trust
         if problem.known < len(problem):
             return _newcomers.introduced(problem, server, *self.looked_at(problem, server.W), self.top)
-        return server.replace(xi=self.xi(problem, server.W, server.heard))
+        return server.replace(xi=self.xi(problem, server))
 
-    def xi(self, problem: Problem, W: Tensor, heard: Tensor) -> Tensor:
+    def xi(self, problem: Problem, server: Server) -> Tensor:
         """(m, m) collaboration; clients never heard from take no part in it and keep the model they have."""
-        return _newcomers.among_heard(heard, W, lambda among: self.collaborate(problem, W, among))
+        return _newcomers.among_heard(server, lambda among: self.collaborate(problem, server.W, server.trust, among))
 
-    def collaborate(self, problem: Problem, W: Tensor, among: Tensor | None = None) -> Tensor:
+    def collaborate(self, problem: Problem, W: Tensor, trust: Tensor, among: Tensor | None = None) -> Tensor:
         """xi among clients that were heard from: equation (5) in theory, (7)-(11) of the preprint in practice."""
         if self.mode == "theory":  # xi_ij = alpha A'(||w_i - w_j||^2 / 2)
             distances, _ = co.squared_distances(*self.looked_at(problem, W), among)
             return _theory.xi(distances, named(self.attention, dict(self)), self.alpha, self.strength, problem.rounds)
         others = co.softmax_of_others(co.only_nearest(self.logits(problem, W, among), self.top))
-        if self.weight_on_others == "auto":
-            return co.with_self(others, co.automatic_weight_on_others(others))
+        if isinstance(self.weight_on_others, str):
+            trusted = trust if among is None else trust[among]
+            return co.with_self(others, co.automatic_weight_on_others(others) * trusted)
         return co.with_self(others, per_client(self.weight_on_others, problem.names, among))
 
     def logits(self, problem: Problem, W: Tensor, among: Tensor | None) -> Tensor:
@@ -111,6 +117,11 @@ class FedAMP(Method):
         """The weights and columns that attention compares: never buffers (trap T12)."""
         layers = "all" if self.similarity == "updates" else self.similarity  # distances of updates are those of weights
         return W[:, : problem.layout.parameters], problem.layout.columns(layers)
+
+    @property
+    def trusting(self) -> bool:
+        """Whether clients say how far they trust the others; without, trust is one."""
+        return self.weight_on_others == "auto" and self.mode == "practice"
 
     def _beta(self, cohort: Cohort, round: int) -> Tensor:
         """(m, 1) beta_k of each client."""
