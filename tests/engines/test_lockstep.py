@@ -176,8 +176,14 @@ def test_layers_that_draw_random_numbers_draw_the_same(tmp_path: Path) -> None:
 
 def test_settings_that_training_ignores_share_the_stack(tmp_path: Path) -> None:
     base = digits("fedamp", chunk=8)  # 20 clients: three calls a round
-    values = [{"sigma": "auto"}, {"sigma": 10}, {"sigma": 10, "weight_on_others": 0.5}, {"similarity": "head"}]
+    values = [{"sigma": "auto"}, {"sigma": 10}, {"sigma": 10, "top": 3}, {"similarity": "head"}]
     both_ways(tmp_path, [with_values(base, 0.002, **each) for each in values], expected_calls=9)
+
+
+def test_clients_that_are_asked_for_their_trust_and_others_do_not(tmp_path: Path) -> None:
+    base = digits("fedamp")
+    values = [{}, {"sigma": 10}, {"weight_on_others": 0.5}, {"weight_on_others": "attention"}]
+    both_ways(tmp_path, [with_values(base, 0.002, **each) for each in values], expected_calls=6)
 
 
 def test_settings_that_training_looks_at_do_not(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import DEVICE, ROOT, Watched, close, normed, ready, same, simulate, toy, trained
+from helpers import DEVICE, ROOT, Watched, close, module_at, normed, ready, same, simulate, toy, trained
 from torch import Tensor
 
 from fedkin.base.settings import ConfigError
@@ -63,15 +63,20 @@ def narrowed(row: list[float], top: int) -> list[float]:
 
 
 def mixing(
-    method: str, W: list[Tensor], sigma: float | None, tau: list[float] | None, top: int = 0
+    method: str,
+    W: list[Tensor],
+    sigma: float | None,
+    tau: list[float] | None,
+    top: int = 0,
+    trust: list[float] | None = None,
 ) -> list[list[float]]:
-    """xi by equation (11): the others get tau_i, the client itself 1 - tau_i."""
+    """xi by equation (11): the others get tau_i, the client itself 1 - tau_i; automatic, as far as it trusts them."""
     others = [narrowed(row, top) if top else row for row in attention(method, W, sigma)]
     xi = []
     for i, row in enumerate(others):
         if tau is None:
             kin = math.exp(-sum(p * math.log(p) for p in row if p > 0))
-            share = 1 - 1 / (1 + kin)
+            share = (1 - 1 / (1 + kin)) * (trust[i] if trust else 1.0)
         else:
             share = tau[i]
         xi.append([1 - share if j == i else share * p for j, p in enumerate(row)])
@@ -93,13 +98,27 @@ def by_hand(
     """All rounds, one client at a time: what xi, u and w are in each."""
     m, initial = len(assembly.problem), assembly.problem.initial
     W = [initial.clone() for _ in range(m)]
-    history = {}
+    history, alone, trust = {}, [[float(i == j) for j in range(m)] for i in range(m)], [1.0] * m
     for k in range(1, assembly.config.rounds + 1):
-        xi = [[float(i == j) for j in range(m)] for i in range(m)] if k == 1 else mixing(method, W, sigma, tau, top)
+        xi = alone if k == 1 else mixing(method, W, sigma, tau, top, trust)
+        if k > 1:
+            trust = [trusted(assembly, i, W, xi[i]) for i in range(m)]
         U = [sum((xi[i][j] * W[j] for j in range(m)), torch.zeros_like(initial)) for i in range(m)]
         W = [_near(assembly, i, W[i] if start == "local" else U[i], U[i], beta[i], decay, every, k) for i in range(m)]
         history[k] = {"xi": torch.tensor(xi, dtype=torch.float64), "cloud": torch.stack(U), "personal": torch.stack(W)}
     return history
+
+
+def trusted(assembly: Assembly, i: int, W: list[Tensor], row: list[float]) -> float:
+    """How far client i trusts the others: what their models, in the mixture that it gets, know of its training data
+    beside what its own knows, by the mean probability of the right class."""
+    others = sum((row[j] * W[j] for j in range(len(W)) if j != i), torch.zeros_like(W[i])) / (1 - row[i])
+    known = []
+    for model in (others, W[i]):
+        x, y = assembly.federation.clients[i].train
+        probability = torch.softmax(module_at(assembly, model).eval()(x.to(model)), 1)[range(len(y)), y].mean().item()
+        known.append(max(0.0, (probability - 1 / 3) / (2 / 3)))
+    return max(1 / 256, min(1.0, (known[0] + 0.05) / (known[1] + 0.05) / 0.6) ** 3)
 
 
 def _near(a: Assembly, i: int, start: Tensor, u: Tensor, beta: float, decay: float, every: int, k: int) -> Tensor:
@@ -321,7 +340,11 @@ def test_clients_that_all_agree_choose_the_same_kin_every_time(tmp_path: Path, m
 @pytest.mark.parametrize("method", BOTH)
 def test_newcomers_attend_to_their_nearest_too(tmp_path: Path, method: str) -> None:
     run = simulate(
-        tmp_path, toy((9, 8, 7, 6, 6, 5, 5, 4)), method=method, settings={"top": 1}, participation={"novel": 0.25}
+        tmp_path,
+        toy((9, 8, 7, 6, 6, 5, 5, 4)),
+        method=method,
+        participation={"novel": 0.25},
+        settings={"top": 1, "weight_on_others": "attention"},
     )
     xi, W, known = run.server.xi, run.server.W, run.problem.known
     assert known == 6

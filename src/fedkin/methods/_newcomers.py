@@ -10,9 +10,8 @@ from ..maths import collaboration as co
 from ._method import Problem, Server, State, Tensor
 
 
-def among_heard(server: Server, weights: Callable[[Tensor | None], Tensor]) -> Tensor:
+def among_heard(heard: Tensor, W: Tensor, weights: Callable[[Tensor | None], Tensor]) -> Tensor:
     """(m, m) xi by `weights` among those that were heard from (None: all were); the others keep the model they have."""
-    W, heard = server.W, server.heard
     if len(W) > 1 and bool(heard.all()):
         return weights(None)
     xi = torch.eye(len(W), dtype=torch.float64, device=W.device)

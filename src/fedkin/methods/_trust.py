@@ -31,9 +31,14 @@ def trust(others: Tensor, own: Tensor) -> Tensor:
     return (share / ENOUGH).clamp(max=1).pow(STEEPNESS).clamp(min=LEAST)
 
 
-def in_others(cohort: Cohort, message: Message, memory: Memory) -> Tensor:
-    """(m,) each client's trust in the others, from u = (1 - tau) w + tau z and its own w, which it remembers."""
+def in_others(cohort: Cohort, message: Message, memory: Memory) -> dict[str, Tensor]:
+    """`trust` (m,) in the others, from u = (1 - tau) w + tau z and the client's own w, which it remembers.
+
+    Where nobody asks for it no tau was sent, and there is none.
+    """
+    if "tau" not in message:
+        return {}
     u, w, tau = message.u, memory.personal, message.tau[:, None]
     z = torch.where(tau > 0, w + (u - w) / torch.where(tau > 0, tau, 1.0), w)
     others, own = skills(cohort.execution, cohort.train, [z, w], cohort.task)
-    return trust(others, own).to(u)
+    return {"trust": trust(others, own).to(u)}

@@ -62,21 +62,21 @@ class FedAMP(Method):
     def begin(self, problem: Problem, rng: Rng) -> Server:
         independent = self.init == "independent"
         W = drawn_start(problem, rng) if independent else problem.initial.repeat(len(problem), 1)
-        server = State(W=W, heard=torch.full((len(problem),), independent), trust=torch.ones_like(W[:, 0]))
-        return server.replace(xi=self.xi(problem, server))
+        heard = torch.full((len(problem),), independent)
+        return State(W=W, heard=heard, trust=torch.ones_like(W[:, 0]), xi=self.xi(problem, W, heard))
 
     def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:
         return _newcomers.welcomed(problem, server)
 
     def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
-        u = co.mix(server.xi[clients], server.W)
-        return State(u=u, tau=1 - server.xi[clients, clients].to(u)) if self.trusting else State(u=u)
+        u, automatic = co.mix(server.xi[clients], server.W), self.mode == "practice" and self.weight_on_others == "auto"
+        return State(u=u, tau=1 - server.xi[clients, clients].to(u)) if automatic else State(u=u)
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
         """Towards the minimum of F_i(w) + ||w - u_i||^2 / (2 beta_k); before round 1 of F_i alone."""
         u, beta = message.u, self._beta(cohort, round).to(message.u)
         start = memory.personal if self.init_from == "local" and round >= 1 else u
-        trust = {"trust": _trust.in_others(cohort, message, memory)} if self.trusting else {}
+        trust = _trust.in_others(cohort, message, memory)
         W = cohort.fit(start, round, extra=Proximal(u, beta) if round >= 1 else None)
         return State(W=W, **trust), State(personal=W)
 
@@ -85,15 +85,16 @@ class FedAMP(Method):
 
     def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
         server.W[clients], server.heard[clients] = upload.W, True
-        if self.trusting:
+        if "trust" in upload:
             server.trust[clients] = upload.trust
         if problem.known < len(problem):
             return _newcomers.introduced(problem, server, *self.looked_at(problem, server.W), self.top)
-        return server.replace(xi=self.xi(problem, server))
+        return server.replace(xi=self.xi(problem, server.W, server.heard, server.trust))
 
-    def xi(self, problem: Problem, server: Server) -> Tensor:
+    def xi(self, problem: Problem, W: Tensor, heard: Tensor, trust: Tensor | None = None) -> Tensor:
         """(m, m) collaboration; clients never heard from take no part in it and keep the model they have."""
-        return _newcomers.among_heard(server, lambda among: self.collaborate(problem, server.W, server.trust, among))
+        told = torch.ones_like(W[:, 0]) if trust is None else trust
+        return _newcomers.among_heard(heard, W, lambda among: self.collaborate(problem, W, told, among))
 
     def collaborate(self, problem: Problem, W: Tensor, trust: Tensor, among: Tensor | None = None) -> Tensor:
         """xi among clients that were heard from: equation (5) in theory, (7)-(11) of the preprint in practice."""
@@ -117,11 +118,6 @@ class FedAMP(Method):
         """The weights and columns that attention compares: never buffers (trap T12)."""
         layers = "all" if self.similarity == "updates" else self.similarity  # distances of updates are those of weights
         return W[:, : problem.layout.parameters], problem.layout.columns(layers)
-
-    @property
-    def trusting(self) -> bool:
-        """Whether clients say how far they trust the others; without, trust is one."""
-        return self.weight_on_others == "auto" and self.mode == "practice"
 
     def _beta(self, cohort: Cohort, round: int) -> Tensor:
         """(m, 1) beta_k of each client."""
