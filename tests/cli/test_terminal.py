@@ -253,8 +253,8 @@ def test_every_column_of_a_grid_stands_under_its_heading(tmp_path: Path, screen:
         ({"local.lr": 0.01, "settings.sigma": "auto"}, 0.72, 5),
         ({"local.lr": 0.1, "settings.sigma": 4}, 0.76, 13),
     ]
-    trials = [Trial(f"point {i}", values, run, score, at) for i, (values, score, at) in enumerate(points)]
-    trials.append(Trial("point 2", {"local.lr": 1.0, "settings.sigma": 9}, run, None, None))
+    trials = [Trial(f"point {i}", values, [run], score, at) for i, (values, score, at) in enumerate(points)]
+    trials.append(Trial("point 2", {"local.lr": 1.0, "settings.sigma": 9}, [run], None, None))
     chosen = {"local.lr": [0.01, 0.1, 1.0], "settings.sigma": ["auto", 4, 9]}
     terminal.show_tuned(Grid(chosen, trials))  # type: ignore[arg-type]
     (table,) = screen.tables

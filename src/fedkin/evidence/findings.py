@@ -5,12 +5,13 @@ The table, the tests, the answers to silos: the page, the terminal, the figures 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from ..base.task import METRICS
 from . import comparison, worth_joining
 from .comparison import Both, Curve, Name, Pair, Row, Run, Scored
+from .grid import Rates
 from .newcomers import Served, newcomers
 from .worth_joining import Best, Joining, JoiningError, Scorecard
 
@@ -18,8 +19,10 @@ from .worth_joining import Best, Joining, JoiningError, Scorecard
 class Findings:
     """Runs side by side, and what they come to."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[Run], tuned: Mapping[str, Rates] | None = None) -> None:
         self.runs = list(runs)
+        self.tuned = dict(tuned or {})
+        """{method: the rates that were tried for it}, where these are the runs of the best."""
         self._tests: dict[str | None, list[Pair]] = {}
         self._worth: dict[str | None, Joining] = {}
         self._curves: dict[Row, Curve] = {}

@@ -14,17 +14,22 @@ from .comparison import Run
 
 @dataclass(frozen=True)
 class Trial:
-    """What a point came to: the best mean validation score of the headline model, and the round it was reached in.
+    """What a point came to: the best mean validation score of the headline model, the mean over its runs' seeds, and
+    the round it was reached in, that of the first.
 
-    None where there is no such score: the run was told to stop when training diverges, and it did. `values` are those
+    None where there is no such score: a run was told to stop when training diverges, and it did. `values` are those
     of the grid's settings, by their full names.
     """
 
     name: str
     values: dict[str, Any]
-    run: Run
+    runs: Sequence[Run]
     validation: float | None
     round: int | None
+
+    @property
+    def run(self) -> Run:
+        return self.runs[0]
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,10 @@ class Tuned:
     @property
     def test(self) -> float:
         """The chosen point's mean test score in the chosen round."""
-        summary = self.best.run.summary
-        validated = summary.models[summary.headline].validated
-        assert validated is not None, "the point was chosen by its validation score"
-        return validated
+        found = [run.summary.models[run.summary.headline].validated for run in self.best.runs]
+        known = [score for score in found if score is not None]
+        assert len(known) == len(found), "the point was chosen by its validation score"
+        return sum(known) / len(known)
 
     def edges(self) -> list[Edge]:
         """Where the grid should grow."""
@@ -84,6 +89,35 @@ class Tuned:
             side, further = ("largest", numbers) if chosen == numbers[-1] else ("smallest", numbers[::-1])
             found.append(Edge(name, chosen, side, _next(further)))
         return found
+
+
+@dataclass(frozen=True)
+class Rates(Tuned):
+    """The rates that were tried for a method; `own` is the one that it would have had. A trial's name is the word by
+    which its rate was asked for, such as x0.3. The grid has the one setting that is the method's rate."""
+
+    method: str
+    own: float
+
+    @property
+    def setting(self) -> str:
+        return next(iter(self.grid))
+
+    @property
+    def rate(self) -> float:
+        """The chosen one."""
+        return float(self.values[self.setting])
+
+    def at_the_edge(self) -> str | None:
+        """Where the chosen rate is the first or last, a sentence that says which way the grid should grow."""
+        for edge in self.edges():
+            factor = f"x{float(f'{edge.beyond / self.own:.1g}'):g}"
+            further = factor if self.best.name.startswith("x") else f"{edge.beyond:g}"
+            return (
+                f"{self.method}: {self.setting} = {edge.chosen:g} is the {edge.side} rate that was tried; a "
+                f"{edge.side[:-2]}r one may be better. Add one to those to try, such as {further}; what is done stays."
+            )
+        return None
 
 
 def _next(numbers: Sequence[float]) -> float:
