@@ -86,7 +86,8 @@ SERVED = [
 def compared(folder: Path, **known: Any) -> Findings:
     """What was found of a run, as if it were this."""
     found = Findings([make(folder / "run")])
-    found.__dict__.update({"rows": [CLOUD, GLOBAL, PERSONAL], "newcomers": [], "joined": None, "joining": {}} | known)
+    nothing = {"newcomers": [], "joined": None, "joining": {}, "below_alone": []}
+    found.__dict__.update({"rows": [CLOUD, GLOBAL, PERSONAL]} | nothing | known)
     found._tests[None] = [TESTED]
     return found
 

@@ -245,9 +245,7 @@ def test_a_study_file_tunes_and_a_comparison_leaves_one_that_repeats_it(tmp_path
         ({"settings": {"data": {"validation": 0}}}, "Tuning chooses on validation data, and no client has any"),
     ],
 )
-def test_what_cannot_be_tuned_is_refused_before_anything_runs(
-    tmp_path: Path, change: dict[str, Any], said: str
-) -> None:
+def test_what_cannot_be_is_refused_before_anything_runs(tmp_path: Path, change: dict[str, Any], said: str) -> None:
     with pytest.raises(FedkinError, match=said):
         tuned(tmp_path / "out", **{"names": ["fedavg"], **change})
     assert not (tmp_path / "out").exists()

@@ -78,11 +78,40 @@ def show_comparison(results: compare.Results) -> None:
         style="dim",
         highlight=False,
     )
+    show_training(found)
     show_references(results)
     show_newcomers(found)
     for sentence in finding(found):
         out.print(sentence, highlight=False)
     show_joining(found)
+
+
+def show_training(found: Findings, condition: str = "") -> None:
+    """By what methods were trained where that differs, the rates that were tried, and why one is below training alone;
+    under a condition, if it has a name."""
+    from ..report.training import below_sentence, edges, rate_table, trained_sentence
+    from ..report.words import metric_name, score_text
+
+    where = f"{condition}: " if condition else ""
+    if found.trained_with:
+        out.print(where + trained_sentence(found.trained_with), highlight=False)
+    if found.tuned:
+        words, lines = rate_table(found.tuned, found.metric)
+        title = (
+            f"{where}Each method's rate, chosen on validation {metric_name(found.metric)} (bold); test data had no say"
+        )
+        table = Table("method", "rate", title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+        for head in (*words, "chosen"):
+            table.add_column(head, justify="right", no_wrap=True)
+        for rates, trials in lines:
+            scores = [score_text(trial.validation if trial else None, found.metric) for trial in trials]
+            cells = [f"[bold]{s}[/]" if t is rates.best else s for s, t in zip(scores, trials, strict=True)]
+            table.add_row(escape(rates.method), rates.setting, *cells, f"{rates.rate:g}")
+        out.print(table)
+    for sentence in edges(found.tuned):
+        out.print(where + sentence, style="yellow", highlight=False)
+    for below in found.below_alone:
+        out.print(where + below_sentence(below, found.metric), highlight=False)
 
 
 def show_references(results: compare.Results) -> None:
