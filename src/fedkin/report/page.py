@@ -151,7 +151,7 @@ over {plural(len(pairs), "pair")} of headline models."""
     if found.tuned:
         about += f" {escaped(training.CHOSEN)}"
     shown = f'{html.table(html.head(heads, more), lines)}<p class="note">{note}</p>'
-    return html.section("Results", about, shown + training.below_list(found) + tested)
+    return html.section("Results", about, shown + training.below_list({"": found}) + tested)
 
 
 def _references(rows: Sequence[references.Row], metric: str) -> str:

@@ -20,53 +20,80 @@ CHOSEN = (
 )
 
 
-def trained_sentence(trained: Mapping[str, str]) -> str:
-    """Which methods were trained by what; nothing where all were trained alike."""
+def trained_sentences(conditions: Conditions) -> list[str]:
+    """Which methods were trained by what; once where that is the same throughout, nothing where all trained alike."""
+    told = {name: _by_words(found.trained_with) for name, found in conditions.items() if found.trained_with}
+    if len(set(told.values())) == 1 and len(told) == len(conditions):
+        return [f"Trained with: {next(iter(told.values()))}."]
+    return [f"{_named(name)}Trained with: {words}." for name, words in told.items()]
+
+
+def _by_words(trained: Mapping[str, str]) -> str:
     by_words: dict[str, list[str]] = {}
     for method, words in trained.items():
         by_words.setdefault(words, []).append(method)
-    listed = "; ".join(f"{words} ({', '.join(names)})" for words, names in by_words.items())
-    return f"Trained with: {listed}." if listed else ""
+    return "; ".join(f"{words} ({', '.join(names)})" for words, names in by_words.items())
 
 
-def edges(tuned: Mapping[str, Rates]) -> list[str]:
-    """Where a chosen rate lies at the grid's edge, in sentences."""
-    return [sentence for rates in tuned.values() if (sentence := rates.at_the_edge())]
+def edge_sentences(conditions: Conditions) -> list[str]:
+    """Where a chosen rate lies at the grid's edge."""
+    return [
+        f"{_named(name)}{sentence}"
+        for name, found in conditions.items()
+        for rates in found.tuned.values()
+        if (sentence := rates.at_the_edge())
+    ]
 
 
-def rate_table(tuned: Mapping[str, Rates], metric: str) -> tuple[list[str], list[tuple[Rates, list[Trial | None]]]]:
-    """The words by which rates were asked for, and for each method its trials in that order."""
-    words = list(dict.fromkeys(trial.name for rates in tuned.values() for trial in rates.trials))
+def below_sentences(conditions: Conditions) -> list[str]:
+    """Which methods are below training alone, and why, as far as the records show it."""
+    return [
+        f"{_named(name)}{_below(below, found.metric)}"
+        for name, found in conditions.items()
+        for below in found.below_alone
+    ]
+
+
+def _named(condition: str) -> str:
+    return f"{condition}: " if condition else ""
+
+
+Tried = tuple[str, Findings, Rates, list[Trial | None]]
+"""A condition, what was found under it, and a method's rates in the order of the words by which they were asked for."""
+
+
+def rate_table(conditions: Conditions) -> tuple[list[str], list[Tried]]:
+    """The words by which rates were asked for, and a line for each condition and method."""
+    everyone = [(name, found, rates) for name, found in conditions.items() for rates in found.tuned.values()]
+    words = list(dict.fromkeys(trial.name for *_, rates in everyone for trial in rates.trials))
     lines = []
-    for rates in tuned.values():
+    for name, found, rates in everyone:
         by_word = {trial.name: trial for trial in rates.trials}
-        lines.append((rates, [by_word.get(word) for word in words]))
+        lines.append((name, found, rates, [by_word.get(word) for word in words]))
     return words, lines
 
 
 def rates_section(conditions: Conditions) -> str:
     """For a page: every rate that was tried, with its validation score; nothing where none was tuned."""
-    tuned = {name: found for name, found in conditions.items() if found.tuned}
-    if not tuned:
+    words, lines = rate_table(conditions)
+    if not lines:
         return ""
-    rows, named, told = [], any(tuned), list[str]()
-    words = list(dict.fromkeys(w for found in tuned.values() for w in rate_table(found.tuned, found.metric)[0]))
-    for name, found in tuned.items():
-        heads, lines = rate_table(found.tuned, found.metric)
-        for rates, trials in lines:
-            by_word = dict(zip(heads, trials, strict=True))
-            cells = [f"<td>{escaped(rates.method)}</td>"] if named else []
-            cells += [f"<td>{escaped(rates.setting)}</td>", html.cell(f"{rates.rate:g}", rates.rate)]
-            cells += [_tried(by_word.get(word), rates, found.metric) for word in words]
-            rows.append(html.row(name if named else rates.method, cells))
-        told += [f"{name}: {sentence}" if named else sentence for sentence in edges(found.tuned)]
-    texts = ["rate", *([] if not named else ["method"])][::-1]
+    rows, named = [], any(conditions)
+    for name, found, rates, trials in lines:
+        cells = [f"<td>{escaped(rates.method)}</td>"] if named else []
+        cells += [f"<td>{escaped(rates.setting)}</td>", html.cell(f"{rates.rate:g}", rates.rate)]
+        cells += [_tried(trial, rates, found.metric) for trial in trials]
+        rows.append(html.row(name if named else rates.method, cells))
+    texts = ("method", "rate") if named else ("rate",)
     more = "".join(f'<th data-sort="text">{escaped(text)}</th>' for text in texts)
     more += "".join(f'<th data-sort="number">{escaped(text)}</th>' for text in ("chosen", *words))
     table = html.table(html.head(["condition" if named else "method"], more), rows)
-    listed = "".join(f"<li>{escaped(sentence)}</li>" for sentence in told)
-    warned = f'<ul class="caveats">{listed}</ul>' if listed else ""
-    return html.section("What was tuned", escaped(CHOSEN), table + warned)
+    return html.section("What was tuned", escaped(CHOSEN), table + _listed(edge_sentences(conditions), "caveats"))
+
+
+def _listed(sentences: Sequence[str], kind: str) -> str:
+    items = "".join(f"<li>{escaped(sentence)}</li>" for sentence in sentences)
+    return f'<ul class="{kind}">{items}</ul>' if items else ""
 
 
 def _tried(trial: Trial | None, rates: Rates, metric: str) -> str:
@@ -80,8 +107,7 @@ def _tried(trial: Trial | None, rates: Rates, metric: str) -> str:
 # ---- below training alone ----
 
 
-def below_sentence(below: Below, metric: str) -> str:
-    """That a method is below training alone, and why, as far as the records show it."""
+def _below(below: Below, metric: str) -> str:
     gap = difference_text(below.gap, metric)
     head = f"{below.row.name} is {gap} worse than training alone (p {_p(below.p)}, after Holm)"
     reasons = _reasons(below, metric)
@@ -96,13 +122,11 @@ def _p(p: float) -> str:
 def _reasons(below: Below, metric: str) -> list[str]:
     told = []
     if below.other is not None:
-        one = "it is one model for all, and clients differ: " if below.row.model == "global" else ""
-        comes = score_text(below.other.bmta, metric)
-        told.append(f"{one}its {below.other.model} model, trained on by each client, comes to {comes}")
+        told.append(_better_model(below.row.model, below.other.model, score_text(below.other.bmta, metric)))
     if below.elsewhere is not None:
         share, oracle = below.elsewhere
         score = score_text(oracle.bmta, metric)
-        told.append(f"{share:.0%} of its weight goes to clients of other groups, and staying inside them is {score}")
+        told.append(f"{100 * share:.0f} % of its weight goes to clients of other groups, and staying inside them is {score}")
     if below.trained is not None:
         told.append(f"it was trained with {below.trained[0]}, training alone with {below.trained[1]}")
     if below.rate is not None:
@@ -122,8 +146,22 @@ def _reasons(below: Below, metric: str) -> list[str]:
     return told
 
 
-def below_list(found: Findings) -> str:
+def _better_model(own: str, other: str, score: str) -> str:
+    if own == "global":
+        return f"it is one model for all, and clients differ: what each makes of it, {other}, comes to {score}"
+    if other == "global":
+        return f"what clients make of its global model is worse than that model, which comes to {score}"
+    return f"its other model, {other}, comes to {score}"
+
+
+def below_list(conditions: Conditions) -> str:
     """For a page: the methods below training alone, a line each."""
-    lines: Sequence[str] = [below_sentence(below, found.metric) for below in found.below_alone]
-    listed = "".join(f"<li>{escaped(line)}</li>" for line in lines)
-    return f'<p class="note">Below training alone:</p><ul class="note">{listed}</ul>' if listed else ""
+    told = below_sentences(conditions)
+    return f'<p class="note">Below training alone:</p>{_listed(told, "note")}' if told else ""
+
+
+def trained_section(conditions: Conditions) -> str:
+    """For a page whose tables have no column for it: by what methods were trained where that differs, and which are
+    below training alone."""
+    body = _listed(trained_sentences(conditions), "note") + below_list(conditions)
+    return html.section("How methods were trained", "", body) if body else ""
