@@ -158,7 +158,7 @@ def test_weight_on_other_groups_is_told_where_the_groups_are_worth_keeping_to(tm
     oracle = run(tmp_path, "fedavg", {"global": flat(0.9), "finetuned": flat(0.9)})
     oracle.change(method="groups")
     _, said = below(alone(tmp_path), one, oracle)
-    assert "80 % of its weight goes to clients of other groups, and staying inside them is 90.1 %" in said
+    assert "80 % of its weight goes to other groups, and staying inside one's own is 90.1 %" in said
     _, said = below(alone(tmp_path / "without"), one)
     assert "other groups" not in said
 

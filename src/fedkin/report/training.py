@@ -126,7 +126,7 @@ def _reasons(below: Below, metric: str) -> list[str]:
     if below.elsewhere is not None:
         share, oracle = below.elsewhere
         score = score_text(oracle.bmta, metric)
-        told.append(f"{100 * share:.0f} % of its weight goes to clients of other groups, and staying inside them is {score}")
+        told.append(f"{100 * share:.0f} % of its weight goes to other groups, and staying inside one's own is {score}")
     if below.trained is not None:
         told.append(f"it was trained with {below.trained[0]}, training alone with {below.trained[1]}")
     if below.rate is not None:
