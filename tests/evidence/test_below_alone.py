@@ -149,7 +149,13 @@ def test_a_training_loss_that_is_still_high_is_told(tmp_path: Path) -> None:
     found, said = below(alone(tmp_path), change(one, train_loss=lambda k: 2.3 if k == 1 else 2.0))
     assert found[0].loss is not None
     assert found[0].loss[:2] == pytest.approx((2.3, 2.0))
-    assert "of a training loss of 2.3 in the first round 2 is left" in said
+    assert "its training loss is still high: 2 at the end, 2.3 in the first round, alone 0." in said
+
+
+def test_a_loss_that_one_model_for_all_cannot_but_have_is_no_further_reason(tmp_path: Path) -> None:
+    one = run(tmp_path, "fedavg", {"global": flat(0.4), "finetuned": flat(0.8)})
+    found, _ = below(alone(tmp_path), change(one, train_loss=2.0))
+    assert found[0].other is not None and found[0].loss is None
 
 
 def test_weight_on_other_groups_is_told_where_the_groups_are_worth_keeping_to(tmp_path: Path) -> None:

@@ -16,10 +16,13 @@ from fedkin import FedkinError, Listener, methods
 from fedkin.engines import start
 from fedkin.engines.simulation import Interrupted
 from fedkin.evidence.comparison import flat_settings
+from fedkin.evidence.grid import at_the_edge
 from fedkin.methods.fedavg import FedAvg
 from fedkin.runs.config import merge
 from fedkin.runs.folder import RunError
 from fedkin.studies import rates
+from fedkin.studies.plan import compared
+from fedkin.studies.supply import Supply
 
 SIZES, GROUPS = (40, 36, 30, 24), (0, 1, 0, 1)
 TABLE = merge(BASE, {"data": {"validation": 0.25}, "precision": "float32", "rounds": 2})
@@ -105,6 +108,22 @@ def test_a_run_is_what_it_would_be_by_itself(found: fedkin.Results, tmp_path: Pa
             assert [line["models"] for line in alone.rounds] == [line["models"] for line in run.rounds]
 
 
+def cells(folder: Path, method: str) -> tuple[list[Any], Supply]:
+    objects = {"federation": toy(SIZES, GROUPS)}
+    return rates.rated(compared(TABLE, [method], 2, folder, objects), GRID), Supply(objects)
+
+
+@pytest.mark.parametrize(("method", "apart"), [("separate", [3, 3]), ("perfedavg", [1] * 6)])
+def test_small_models_are_one_stack_of_seeds_and_rates_and_others_share_their_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, apart: list[int]
+) -> None:
+    assert [len(stack) for stack in rates.stacks(*cells(tmp_path, method))] == [6]
+    monkeypatch.setattr("fedkin.studies.plan.SMALL", 0)
+    found = rates.stacks(*cells(tmp_path, method))
+    assert [len(stack) for stack in found] == apart
+    assert all(len({cell.config.seed for cell in stack}) == 1 for stack in found)
+
+
 # ---- what is chosen ----
 
 
@@ -119,23 +138,27 @@ def mean_of_best_validation(runs: Any) -> float:
 
 
 def test_validation_data_choose_by_the_mean_over_seeds_and_the_best_runs_are_compared(found: fedkin.Results) -> None:
-    compared = {run.path for run in found.runs}
+    paths = {run.path for run in found.runs}
     for own in found.tuned.values():
         scores = [mean_of_best_validation(trial.runs) for trial in own.trials]
         assert [trial.validation for trial in own.trials] == pytest.approx(scores)
         best = own.trials[int(np.argmax(scores))]
         assert own.best is best
-        assert {run.path for run in best.runs} <= compared
-    assert len(compared) == 2 * len(METHODS)
+        assert {run.path for run in best.runs} <= paths
+    assert len(paths) == 2 * len(METHODS)
     assert {row.method for row in found.rows()} == set(METHODS)
 
 
 @pytest.mark.parametrize(
     ("scores", "grid", "said"),
     [
-        ([0.5, 0.6, 0.7], ["x0.3", "x1", "x3"], "largest rate .* larger one may be better. .* such as x9;"),
+        (
+            [0.5, 0.6, 0.7],
+            ["x0.3", "x1", "x3"],
+            "largest .* fedavg .local.lr = 0.3., apfl .*: a larger one .* such as x9;",
+        ),
         ([0.7, 0.6, 0.5], ["x0.1", "x0.3", "x1"], "smallest rate .* smaller one .* such as x0.03;"),
-        ([0.5, 0.6, 0.7], ["0.01", "0.1", "1"], "such as 10;"),
+        ([0.5, 0.6, 0.7], ["0.01", "0.1", "1"], "largest .* such as 10;"),
         ([0.5, 0.7, 0.6], ["x0.3", "x1", "x3"], None),
         ([0.5, 0.7, None], ["x0.3", "x1", "x3"], None),  # the one above diverged: no edge
     ],
@@ -148,9 +171,9 @@ def test_a_choice_at_the_edge_is_told_with_the_way_to_go(
     run = found.runs[0]
     values = [0.1 * float(word[1:]) if word.startswith("x") else float(word) for word in grid]
     trials = [rates.Trial(w, {"local.lr": v}, [run], s, 1) for w, v, s in zip(grid, values, scores, strict=True)]
-    told = rates.Rates({"local.lr": values}, trials, "fedavg", 0.1).at_the_edge()
-    assert (told is None) == (said is None)
-    assert said is None or (told and re.match(f"fedavg: local.lr = .* {said}", told))
+    told = at_the_edge([rates.Rates({"local.lr": values}, trials, name, 0.1) for name in ("fedavg", "apfl")])
+    assert len(told) == (said is not None)
+    assert said is None or re.fullmatch(f"The {said} what is done stays.", told[0])
 
 
 # ---- going on ----

@@ -337,7 +337,7 @@ def test_a_tuned_comparison_says_what_was_tried_and_chosen_and_a_report_says_it_
         "--split",
         "relabelled",
         "--tune",
-        "0.00001,0.0001,0.001",
+        "0.0001,0.001,0.01",
         "--out",
         "c",
     ]
@@ -345,11 +345,11 @@ def test_a_tuned_comparison_says_what_was_tried_and_chosen_and_a_report_says_it_
     assert said.code == 0, said.err
     assert "[6/6] " in said.err and "scaffold, lr=" in said.err
     table = said.out[said.out.index("Each method's rate") :].splitlines()
-    assert table[2].split() == ["method", "rate", "0.00001", "0.0001", "0.001", "chosen"]
+    assert table[2].split() == ["method", "rate", "0.0001", "0.001", "0.01", "chosen"]
     for method in ("separate", "scaffold"):
         line = next(line for line in table if line.split()[:1] == [method])
         assert line.split()[1] == "local.lr" and line.count("%") == 3
-    assert "is the largest rate that was tried; a larger one may be better" in said.out
+    assert "The largest rate that was tried is the best for separate (local.lr = 0.01)" in said.out
     assert re.search(r"Trained with: Adam .* \(separate\); SGD .* \(scaffold\)", said.out)
     page = (tmp_path / "c" / "report.html").read_text()
     assert "What was tuned" in page and "trained with" in page

@@ -69,16 +69,18 @@ def below_alone(
         runs, rates = members[row.method], tuned.get(row.method)
         others = [each for each in rows if each.method == row.method and not each.headline]
         best = max(others, key=lambda each: sign * each.bmta, default=None)
+        other = best if best is not None and sign * (best.bmta - row.bmta) >= HALF * gap else None
+        split = row.model == "global" and other is not None  # a loss that one model for all cannot but have
         found.append(
             Below(
                 row,
                 gap,
                 p,
-                other=best if best is not None and sign * (best.bmta - row.bmta) >= HALF * gap else None,
-                rate=rates if rates is not None and rates.edges() else None,
+                other=other,
+                rate=rates if rates is not None and rates.edge is not None else None,
                 rise=_rise(runs, row.model, gap, sign),
                 trained=_differently(trained.get(row.method), trained.get(alone.method), rates is not None),
-                loss=_loss(runs, members[alone.method]),
+                loss=None if split else _loss(runs, members[alone.method]),
                 elsewhere=_elsewhere(runs, oracle),
                 diverged=sum(len(line.diverged) for run in runs for line in run.rounds),
             )

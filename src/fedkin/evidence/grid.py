@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -108,16 +108,26 @@ class Rates(Tuned):
         """The chosen one."""
         return float(self.values[self.setting])
 
-    def at_the_edge(self) -> str | None:
-        """Where the chosen rate is the first or last, a sentence that says which way the grid should grow."""
-        for edge in self.edges():
-            factor = f"x{float(f'{edge.beyond / self.own:.1g}'):g}"
-            further = factor if self.best.name.startswith("x") else f"{edge.beyond:g}"
-            return (
-                f"{self.method}: {self.setting} = {edge.chosen:g} is the {edge.side} rate that was tried; a "
-                f"{edge.side[:-2]}r one may be better. Add one to those to try, such as {further}; what is done stays."
-            )
-        return None
+    @property
+    def edge(self) -> Edge | None:
+        """Where the chosen rate is the first or last that was tried."""
+        return next(iter(self.edges()), None)
+
+
+def at_the_edge(tuned: Iterable[Rates]) -> list[str]:
+    """Which methods' rates lie at the edge of what was tried, in a sentence for each way in which to look further."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for rates in tuned:
+        if rates.edge is not None:
+            factor = f"x{float(f'{rates.edge.beyond / rates.own:.1g}'):g}"
+            further = factor if rates.best.name.startswith("x") else f"{rates.edge.beyond:g}"
+            chosen = f"{rates.method} ({rates.setting} = {rates.rate:g})"
+            found.setdefault((rates.edge.side, further), []).append(chosen)
+    return [
+        f"The {side} rate that was tried is the best for {', '.join(chosen)}: a {side[:-2]}r one may be better. Add "
+        f"one to those to try, such as {further}; what is done stays."
+        for (side, further), chosen in found.items()
+    ]
 
 
 def _next(numbers: Sequence[float]) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ..evidence.below_alone import Below
 from ..evidence.findings import Findings
-from ..evidence.grid import Rates, Trial
+from ..evidence.grid import Rates, Trial, at_the_edge
 from . import html
 from .html import escaped
 from .words import difference_text, metric_name, p_text, score_text
@@ -40,8 +40,7 @@ def edge_sentences(conditions: Conditions) -> list[str]:
     return [
         f"{_named(name)}{sentence}"
         for name, found in conditions.items()
-        for rates in found.tuned.values()
-        if (sentence := rates.at_the_edge())
+        for sentence in at_the_edge(found.tuned.values())
     ]
 
 
@@ -138,8 +137,7 @@ def _reasons(below: Below, metric: str) -> list[str]:
     if below.loss is not None:
         first, last, alone = below.loss
         told.append(
-            f"it had learned little: of a training loss of {first:.3g} in the first round {last:.3g} is left, alone "
-            f"{alone:.3g}"
+            f"its training loss is still high: {last:.3g} at the end, {first:.3g} in the first round, alone {alone:.3g}"
         )
     if below.diverged:
         told.append(f"training was not finite {below.diverged} times")
