@@ -101,7 +101,7 @@ def _table(crossed: Crossed) -> str:
         scores = (each.row.bmta, each.row.worst, each.row.last, each.row.validated)
         cells = "".join(f"<td>{escaped(value)}</td>" for value in (*rest, each.row.name))
         cells += "".join(html.cell(score_text(score, each.metric), score) for score in scores)
-        cells += f"<td>{escaped(each.trained_with)}</td>" if differ else ""
+        cells += html.text_cell(each.trained_with) if differ else ""
         lines.append(f'<tr class="{"" if each.row.headline else "other"}"><th>{escaped(first)}</th>{cells}</tr>')
     about = (
         "The best round is picked on test data, which flatters every row alike; “validated” is the test mean of the "
@@ -111,7 +111,7 @@ def _table(crossed: Crossed) -> str:
     texts = len(crossed.settings) + 1  # the columns that are words
     words = "".join(f'<th data-sort="text">{escaped(each)}</th>' for each in heads[1:texts])
     numbers = "".join(f'<th data-sort="number">{escaped(each)}</th>' for each in heads[texts:])
-    numbers += '<th data-sort="text">trained with</th>' if differ else ""
+    numbers += html.text_head("trained with") if differ else ""
     table = html.table(html.head(heads[:1], words + numbers), lines)
     below = training.below_list({named(each.values): each.findings for each in crossed.crossings})
     return html.section("All combinations", about, table + below)

@@ -123,7 +123,7 @@ def _results(found: Findings, reference: str | None) -> str:
     heads = ["method:model", "best round", "worst client", "± over clients", "± over seeds", "last round", "last ten"]
     heads += ["chosen on validation", *([f"p against {against.method}"] if pairs else [])]
     trained = found.trained_with
-    more = '<th data-sort="text">trained with</th>' if trained else ""
+    more = html.text_head("trained with") if trained else ""
     lines = []
     for row in table:
         values = (row.bmta, row.worst, row.std_clients, row.std_seeds, row.last, row.last10, row.validated)
@@ -131,7 +131,7 @@ def _results(found: Findings, reference: str | None) -> str:
         if pairs:
             p = p_values.get(row.name)
             cells.append(html.cell("reference" if row is against else "–" if p is None else p_text(p), p))
-        cells += [f"<td>{escaped(trained[row.method])}</td>"] if trained else []
+        cells += [html.text_cell(trained[row.method])] if trained else []
         kind = "best" if row is table[0] and len(headlines) > 1 else "" if row.headline else "other"
         lines.append(html.row(row.name, cells, kind, colour[row.method]))
     honest = (

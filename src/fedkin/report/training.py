@@ -79,14 +79,14 @@ def rates_section(conditions: Conditions) -> str:
         return ""
     rows, named = [], any(conditions)
     for name, found, rates, trials in lines:
-        cells = [f"<td>{escaped(rates.method)}</td>"] if named else []
-        cells += [f"<td>{escaped(rates.setting)}</td>", html.cell(f"{rates.rate:g}", rates.rate)]
+        cells = [html.text_cell(rates.method)] if named else []
+        cells += [html.text_cell(rates.setting), html.cell(f"{rates.rate:g}", rates.rate)]
         cells += [_tried(trial, rates, found.metric) for trial in trials]
         rows.append(html.row(name if named else rates.method, cells))
     texts = ("method", "rate") if named else ("rate",)
-    more = "".join(f'<th data-sort="text">{escaped(text)}</th>' for text in texts)
+    more = "".join(map(html.text_head, texts))
     more += "".join(f'<th data-sort="number">{escaped(text)}</th>' for text in ("chosen", *words))
-    table = html.table(html.head(["condition" if named else "method"], more), rows)
+    table = html.table(html.head(["condition" if named else "method"], more), rows, "rates")
     return html.section("What was tuned", escaped(CHOSEN), table + _listed(edge_sentences(conditions), "caveats"))
 
 
