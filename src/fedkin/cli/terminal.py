@@ -86,7 +86,7 @@ def show_comparison(results: compare.Results) -> None:
     show_joining(found)
 
 
-def show_training(conditions: Mapping[str, Findings]) -> None:
+def show_training(conditions: Mapping[str, Findings], below: bool = True) -> None:
     """By what methods were trained where that differs, the rates that were tried, and why one is below training alone:
     under each condition, of which a comparison has one without a name."""
     from ..report.training import below_sentences, edge_sentences, rate_table, trained_sentences
@@ -109,7 +109,7 @@ def show_training(conditions: Mapping[str, Findings]) -> None:
         out.print(table)
     for sentence in edge_sentences(conditions):
         out.print(sentence, style="yellow", highlight=False, markup=False)
-    for sentence in below_sentences(conditions):
+    for sentence in below_sentences(conditions) if below else []:
         out.print(sentence, highlight=False, markup=False)
 
 
@@ -365,7 +365,8 @@ def show_levels(levels: Levels) -> None:
             out.print(OTHERS, style="dim", highlight=False)
         if hit and any(not row.headline for row in here):
             out.print("Headline models; the methods' other models are in the report.", style="dim", highlight=False)
-    show_training({named({each.setting: each.value}): each.findings for each in levels.levels})
+    # Which methods fell below training alone is what levels are about: the pictures show it, the page says why.
+    show_training({named({each.setting: each.value}): each.findings for each in levels.levels}, below=False)
 
 
 def show_crossed(crossed: Crossed) -> None:
