@@ -29,7 +29,7 @@ HERE = Path(__file__).parent
 WORLDS = {
     "practical": "label skew: groups see different digits, and nobody disagrees",
     "relabelled": "conflict: groups call the same digits by different names",
-    "mixed": "both: groups see different digits, and some call them by other names",
+    "mixed": "clients that agree, groups that call digits by other names, and loners who resemble nobody",
 }
 Found = dict[str, Any]
 
@@ -117,7 +117,8 @@ def world(each: Any) -> Found:
         for method, rates in found.tuned.items()
     }
     below, edges = training.below_sentences(conditions), training.edge_sentences(conditions)
-    return {"metric": found.metric, "rows": rows, "tuned": tried, "below": below, "edges": edges}
+    clients = len(found.runs[0].summary.clients)
+    return {"clients": clients, "metric": found.metric, "rows": rows, "tuned": tried, "below": below, "edges": edges}
 
 
 # ---- the page ----
@@ -128,7 +129,7 @@ def page(record: Found) -> str:
     minutes = record["seconds"] / 60
     parts = [
         "# Every method at its best rate\n",
-        f"Digits, twenty clients, {record['rounds']} rounds, {record['seeds']} seeds. Each method has the same grid of "
+        f"Digits, {record['rounds']} rounds, {record['seeds']} seeds. Each method has the same grid of "
         "factors on its own learning rate ([`compare --tune`](tune.md#comparisons-without-straw-men)), and validation "
         "data choose; test data have no say. Local training is otherwise the data set's, with the same number of "
         "gradients for all.\n",
@@ -140,7 +141,9 @@ def page(record: Found) -> str:
         _across(record["worlds"]),
     ]
     for name, found in record["worlds"].items():
-        parts.append(f"## {name.capitalize()}\n\n{WORLDS.get(name, '').capitalize()}.\n")
+        parts.append(
+            f"## {name.capitalize()}\n\n{found['clients']} clients; {WORLDS.get(name, 'a split of the digits')}.\n"
+        )
         parts.append(_rows(found))
         parts.append("### Below Separate, and why\n\n" + (_listed(found["below"]) or "No method is.\n"))
         parts.append("### What was tried\n\nValidation scores; the chosen one is bold.\n\n" + _tried(found))
