@@ -74,6 +74,7 @@ def measure(split: str, seeds: int, out: Path) -> dict[str, object]:
             "std_seeds": row.std_seeds,
             "last": row.last,
             "validated": row.validated,
+            "trained_with": results.findings.trained_with.get(row.method, ""),
         }
         for row in results.rows()
     ]
@@ -85,14 +86,14 @@ def measure(split: str, seeds: int, out: Path) -> dict[str, object]:
 def table(measured: dict[str, object]) -> str:
     """The rows as Markdown, in per cent."""
     lines = [
-        "| method:model | mean | worst client | ± clients | ± seeds | last | validated |",
-        "|---|---|---|---|---|---|---|",
+        "| method:model | mean | worst client | ± clients | ± seeds | last | validated | trained with |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for row in measured["rows"]:
         name = f"**{row['row']}**" if row["headline"] else row["row"]
         keys = ("mean", "worst_client", "std_clients", "std_seeds", "last", "validated")
         cells = [f"{100 * row[k]:.1f}" if row[k] is not None else "" for k in keys]
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {' | '.join(cells)} | {row.get('trained_with', '')} |")
     return "\n".join(lines)
 
 

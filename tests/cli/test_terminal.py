@@ -86,7 +86,8 @@ SERVED = [
 def compared(folder: Path, **known: Any) -> Findings:
     """What was found of a run, as if it were this."""
     found = Findings([make(folder / "run")])
-    found.__dict__.update({"rows": [CLOUD, GLOBAL, PERSONAL], "newcomers": [], "joined": None, "joining": {}} | known)
+    nothing = {"newcomers": [], "joined": None, "joining": {}, "below_alone": []}
+    found.__dict__.update({"rows": [CLOUD, GLOBAL, PERSONAL]} | nothing | known)
     found._tests[None] = [TESTED]
     return found
 
@@ -253,8 +254,8 @@ def test_every_column_of_a_grid_stands_under_its_heading(tmp_path: Path, screen:
         ({"local.lr": 0.01, "settings.sigma": "auto"}, 0.72, 5),
         ({"local.lr": 0.1, "settings.sigma": 4}, 0.76, 13),
     ]
-    trials = [Trial(f"point {i}", values, run, score, at) for i, (values, score, at) in enumerate(points)]
-    trials.append(Trial("point 2", {"local.lr": 1.0, "settings.sigma": 9}, run, None, None))
+    trials = [Trial(f"point {i}", values, [run], score, at) for i, (values, score, at) in enumerate(points)]
+    trials.append(Trial("point 2", {"local.lr": 1.0, "settings.sigma": 9}, [run], None, None))
     chosen = {"local.lr": [0.01, 0.1, 1.0], "settings.sigma": ["auto", 4, 9]}
     terminal.show_tuned(Grid(chosen, trials))  # type: ignore[arg-type]
     (table,) = screen.tables

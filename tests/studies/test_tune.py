@@ -187,7 +187,7 @@ def at_the_edge(grid: dict[str, list[Any]], chosen: dict[str, Any], monkeypatch:
     config = start.configured(TABLE)
     points = [tune.Point("p", config, Path(), chosen)]
     found = tune.Tuned(grid, [], tune.Plan(grid, points, [list(points)], Path(), {}, {}, Supply({})))
-    monkeypatch.setitem(found.__dict__, "best", tune.Trial("p", chosen, None, 0.5, 1))  # type: ignore[arg-type]
+    monkeypatch.setitem(found.__dict__, "best", tune.Trial("p", chosen, [], 0.5, 1))
     return found.at_the_edge()
 
 

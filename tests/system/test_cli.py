@@ -307,6 +307,73 @@ def test_a_comparison_goes_on_with_what_is_unfinished(fedkin, tmp_path):
     assert story(path) == expected
 
 
+@pytest.mark.parametrize(
+    ("words", "tried"),
+    [
+        (["--tune", "--lr", "0.01"], ["x0.1", "x0.3", "x1", "x3", "x10"]),
+        (["--lr", "0.01", "--tune"], ["x0.1", "x0.3", "x1", "x3", "x10"]),
+        (["--tune", "own.toml"], ["x0.1", "x0.3", "x1", "x3", "x10"]),
+        (["--tune", "seed=3"], ["x0.1", "x0.3", "x1", "x3", "x10"]),
+        (["--tune", "0.01,0.1"], ["0.01", "0.1"]),
+        (["--tune", "x1, x3"], ["x1", "x3"]),
+        (["--tune=x2"], ["x2"]),
+    ],
+)
+def test_tune_stands_alone_or_has_rates(fedkin, tmp_path, monkeypatch, words, tried):
+    from fedkin.studies import compare as comparing
+
+    asked = []
+    (tmp_path / "own.toml").write_text("rounds = 1\n")
+    monkeypatch.setattr(comparing, "compare", lambda raw, **given: asked.append(given["tune"]) or sys.exit(7))
+    assert fedkin("compare", "--methods", "fedavg", *words).code == 7
+    assert asked == [tried]
+
+
+def test_a_tuned_comparison_says_what_was_tried_and_chosen_and_a_report_says_it_again(fedkin, tmp_path):
+    words = [
+        "--methods",
+        "separate,scaffold",
+        *SMALL,
+        "--split",
+        "relabelled",
+        "--tune",
+        "0.0001,0.001,0.01",
+        "--out",
+        "c",
+    ]
+    said = fedkin("compare", *words)
+    assert said.code == 0, said.err
+    assert "[6/6] " in said.err and "scaffold, lr=" in said.err
+    table = said.out[said.out.index("Each method's rate") :].splitlines()
+    assert table[2].split() == ["method", "rate", "0.0001", "0.001", "0.01", "chosen"]
+    for method in ("separate", "scaffold"):
+        line = next(line for line in table if line.split()[:1] == [method])
+        assert line.split()[1] == "local.lr" and line.count("%") == 3
+    assert "The largest rate that was tried is the best for separate (local.lr = 0.01)" in said.out
+    assert re.search(r"Trained with: Adam .* \(separate\); SGD .* \(scaffold\)", said.out)
+    page = (tmp_path / "c" / "report.html").read_text()
+    assert "What was tuned" in page and "trained with" in page
+    again = fedkin("compare", *words)
+    assert (again.code, again.out) == (0, said.out)
+    assert fedkin("report", "c", "--out", "again.html").code == 0
+    assert "What was tuned" in (tmp_path / "again.html").read_text()
+    other = fedkin("compare", "--methods", "separate,scaffold", *SMALL, "--split", "relabelled", "--out", "c")
+    assert "another kind, a comparison with rates tuned" in other.sentence()
+
+
+def test_rates_are_tuned_under_every_combination_by_the_command(fedkin, tmp_path):
+    words = ["--methods", "separate,scaffold", *LEAST, "--cross", "data.split=practical,relabelled", "--out", "c"]
+    said = fedkin("compare", *words, "--tune", "x1,x3")
+    assert said.code == 0, said.err
+    assert "[8/8] " in said.err
+    assert "Trained with: " in said.out
+    assert said.out.count("local.lr ") >= 4
+    page = (tmp_path / "c" / "report.html").read_text()
+    assert "What was tuned" in page and "split = relabelled" in page
+    assert fedkin("report", "c/data.split=practical").code == 0
+    assert "What was tuned" in (tmp_path / "c" / "data.split=practical" / "report.html").read_text()
+
+
 def test_a_comparison_refuses_a_folder_with_other_settings(fedkin, tmp_path):
     fedkin("compare", "--methods", "fedavg", *LEAST, "--out", "c")
     before = story(tmp_path / "c" / "fedavg-seed0")

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import inspect
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from click import Context
 from rich.table import Table
+from typer.core import TyperCommand
 
 from .. import methods
 from ..engines import start
@@ -26,6 +29,7 @@ from ..studies import run as one
 from ..studies import study as studying
 from ..studies.compare import Results
 from ..studies.cross import Crossed, cross
+from ..studies.rates import grid_of, read
 from ..studies.run import Run
 from ..studies.study import Found, default_folder
 from ..studies.study_file import FILE, KINDS, Study, is_ours, taken_apart
@@ -89,7 +93,18 @@ def run(words: Words = None, folder: Out = None, native: Native = False) -> None
     show_run(Run(path))
 
 
-@app.command(context_settings=FREE)
+class _Tunable(TyperCommand):
+    """A command whose --tune may stand alone."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        rates = re.compile(r"x?[\d.][^=]*(?<!\.toml)")
+        following = [*args[1:], ""]
+        pairs = zip(args, following, strict=True)
+        spelt = ["--tune=true" if a == "--tune" and not rates.fullmatch(b) else a for a, b in pairs]
+        return super().parse_args(ctx, spelt)
+
+
+@app.command(context_settings=FREE, cls=_Tunable)
 def compare(
     chosen: Annotated[str, typer.Option("--methods", help="Methods, separated by commas.")],
     words: Words = None,
@@ -112,6 +127,15 @@ def compare(
         list[str] | None,
         typer.Option("--cross", help="A setting and its values, key=a,b,c; of several, every combination is run."),
     ] = None,
+    tune: Annotated[
+        str,
+        typer.Option(
+            metavar="[RATES]",
+            help="Choose each method's learning rate on validation data: of x0.1, x0.3, x1, x3 and x10 its own, or of "
+            "the rates (0.01) and factors (x3) given, separated by commas.",
+            show_default=False,
+        ),
+    ] = "",
     jobs: Jobs = 1,
 ) -> None:
     """Compare methods over seeds: a table, tests, and a report. The same command again goes on where it ended.
@@ -121,6 +145,7 @@ def compare(
     `methods.NAME.settings.key=value` is for one. With `--vary corruption.labels=0,0.2,0.4`
     they are compared at every level of a setting, in one picture;
     with `--cross data.split=iid,practical --cross local.lr=0.001,0.01` under every combination.
+    With `--tune` every method has the same grid on its own learning rate.
     """
     formats = _formats(figures)
     names, without = ([name.strip() for name in text.split(",") if name.strip()] for text in (chosen, references))
@@ -134,18 +159,20 @@ def compare(
         raise FedkinError("--figures are of one comparison or of levels; for combinations there is the report.")
     raw = _budgeted(options.parse(words or [], several=names), native)
     raw = raw if seed is None else raw | {"seed": seed}
+    grid = grid_of(tune == "true" or ([each.strip() for each in tune.split(",")] if tune else False))
     if wanted or crossed:
         kind, option, texts = (vary, "--vary", wanted) if wanted else (cross, "--cross", crossed)
         chosen_values = options.chosen(option, texts or [])
         combinations = sum if wanted else math.prod
-        total = combinations(map(len, chosen_values.values())) * len(dict.fromkeys(names)) * seeds
+        total = combinations(map(len, chosen_values.values())) * len(dict.fromkeys(names)) * seeds * max(1, len(grid))
         with _progress(total) as told:
             over = {"levels" if wanted else "over": chosen_values}
             common: dict[str, Any] = {"methods": names, "seeds": seeds, "out": folder, "jobs": jobs, **over}
+            common["tune"] = grid or False
             found = kind(raw, listener=lambda level, method, s: told(f"{level}: {method}, seed {s}"), **common)
         _show(found, formats)
         return
-    _show(_compare(raw, names, seeds, folder, without, jobs), formats)
+    _show(_compare(raw, names, seeds, folder, without, jobs, grid), formats)
 
 
 @app.command(context_settings=FREE)
@@ -175,7 +202,8 @@ def _runs(plan: Study) -> int:
     if plan.grid:
         return math.prod(map(len, plan.grid.values()))
     levels = sum(map(len, plan.vary.values())) if plan.vary else math.prod(map(len, plan.cross.values()))
-    return (levels * len(dict.fromkeys(plan.methods)) + bool(plan.references)) * seeds
+    rates = max(1, len(grid_of(plan.tune)))
+    return (levels * len(dict.fromkeys(plan.methods)) * rates + bool(plan.references)) * seeds
 
 
 def _show(found: Found, formats: Sequence[str]) -> None:
@@ -218,9 +246,10 @@ def report(
     formats = _formats(figures)
     for path in paths:
         _refuse_several(path)
-    runs = [Run(p) for path in paths for p in _run_folders(path)]
+    chosen = [read(path) or ([Run(p) for p in _run_folders(path)], {}) for path in paths]
+    runs = [run for own, _ in chosen for run in own]
     place = runs[0].path if len(runs) == 1 else paths[0] if len(paths) == 1 else Path()
-    results = Results(runs, place)
+    results = Results(runs, place, chosen[0][1] if len(paths) == 1 else {})
     try:
         comparison.by_method(runs)
     except ValueError as error:  # they cannot stand side by side
@@ -286,14 +315,21 @@ def _budgeted(raw: dict[str, Any], native: bool) -> dict[str, Any]:
 
 
 def _compare(
-    raw: dict[str, Any], names: list[str], seeds: int, folder: Path, without: Sequence[str] = (), jobs: int = 1
+    raw: dict[str, Any],
+    names: list[str],
+    seeds: int,
+    folder: Path,
+    without: Sequence[str] = (),
+    jobs: int = 1,
+    grid: Sequence[str | float] = (),
 ) -> Results:
-    with _progress((len(dict.fromkeys(names)) + bool(without)) * seeds) as told:
+    with _progress((len(dict.fromkeys(names)) * max(1, len(grid)) + bool(without)) * seeds) as told:
         return comparing.compare(
             raw,
             methods=names,
             seeds=seeds,
             references=without,
+            tune=grid or False,
             out=folder,
             jobs=jobs,
             listener=lambda method, seed: told(f"{method}, seed {seed}"),

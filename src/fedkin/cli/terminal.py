@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -78,11 +78,39 @@ def show_comparison(results: compare.Results) -> None:
         style="dim",
         highlight=False,
     )
+    show_training({"": found})
     show_references(results)
     show_newcomers(found)
     for sentence in finding(found):
         out.print(sentence, highlight=False)
     show_joining(found)
+
+
+def show_training(conditions: Mapping[str, Findings], below: bool = True) -> None:
+    """By what methods were trained where that differs, the rates that were tried, and why one is below training alone:
+    under each condition, of which a comparison has one without a name."""
+    from ..report.training import below_sentences, edge_sentences, rate_table, trained_sentences
+    from ..report.words import score_text
+
+    for sentence in trained_sentences(conditions):
+        out.print(sentence, highlight=False, markup=False)
+    words, lines = rate_table(conditions)
+    if lines:
+        title = "Each method's rate, chosen on validation data (bold); test data had no say"
+        named = ["condition"] if any(conditions) else []
+        table = Table(*named, "method", "rate", title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
+        for head in (*words, "chosen"):
+            table.add_column(head, justify="right", no_wrap=True)
+        for name, found, rates, trials in lines:
+            scores = [score_text(trial.validation if trial else None, found.metric) for trial in trials]
+            cells = [f"[bold]{s}[/]" if t is rates.best else s for s, t in zip(scores, trials, strict=True)]
+            first = [escape(name)] if named else []
+            table.add_row(*first, escape(rates.method), escape(rates.setting), *cells, f"{rates.rate:g}")
+        out.print(table)
+    for sentence in edge_sentences(conditions):
+        out.print(sentence, style="yellow", highlight=False, markup=False)
+    for sentence in below_sentences(conditions) if below else []:
+        out.print(sentence, highlight=False, markup=False)
 
 
 def show_references(results: compare.Results) -> None:
@@ -303,7 +331,7 @@ def show_levels(levels: Levels) -> None:
     Where clients are hit, a table each for all clients, those left alone and those hit, of headline models and of the
     last round, as what lies do to a method shows at the end of its training.
     """
-    from ..report.words import OTHERS, is_share, metric_name, score_text
+    from ..report.words import OTHERS, is_share, metric_name, named, score_text
     from ..runs.options import word
 
     metric = levels.levels[0].findings.metric
@@ -337,11 +365,13 @@ def show_levels(levels: Levels) -> None:
             out.print(OTHERS, style="dim", highlight=False)
         if hit and any(not row.headline for row in here):
             out.print("Headline models; the methods' other models are in the report.", style="dim", highlight=False)
+    # Which methods fell below training alone is what levels are about: the pictures show it, the page says why.
+    show_training({named({each.setting: each.value}): each.findings for each in levels.levels}, below=False)
 
 
 def show_crossed(crossed: Crossed) -> None:
     """A line for each combination and headline model, with the settings' values before the scores."""
-    from ..report.words import metric_name, score_text
+    from ..report.words import metric_name, named, score_text
     from ..runs.options import word
 
     metrics = list(dict.fromkeys(metric_name(row.metric) for row in crossed.rows()))
@@ -364,3 +394,4 @@ def show_crossed(crossed: Crossed) -> None:
         style="dim",
         highlight=False,
     )
+    show_training({named(each.values): each.findings for each in crossed.crossings})

@@ -30,6 +30,8 @@ class CrossedRow:
     values: dict[str, Any]
     metric: str
     row: comparison.Row
+    trained_with: str = ""
+    """`Adam 0.001`, where methods were not all trained alike."""
 
     def flat(self) -> dict[str, Any]:
         """One level of keys, for tables."""
@@ -50,5 +52,7 @@ class Crossed:
     @cached_property
     def _rows(self) -> list[CrossedRow]:
         return [
-            CrossedRow(each.values, each.findings.metric, row) for each in self.crossings for row in each.findings.rows
+            CrossedRow(each.values, each.findings.metric, row, each.findings.trained_with.get(row.method, ""))
+            for each in self.crossings
+            for row in each.findings.rows
         ]

@@ -5,21 +5,26 @@ The table, the tests, the answers to silos: the page, the terminal, the figures 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from ..base.task import METRICS
 from . import comparison, worth_joining
+from .below_alone import Below, below_alone
 from .comparison import Both, Curve, Name, Pair, Row, Run, Scored
+from .grid import Rates
 from .newcomers import Served, newcomers
+from .trained_with import trained_with
 from .worth_joining import Best, Joining, JoiningError, Scorecard
 
 
 class Findings:
     """Runs side by side, and what they come to."""
 
-    def __init__(self, runs: Sequence[Run]) -> None:
+    def __init__(self, runs: Sequence[Run], tuned: Mapping[str, Rates] | None = None) -> None:
         self.runs = list(runs)
+        self.tuned = dict(tuned or {})
+        """{method: the rates that were tried for it}, where these are the runs of the best."""
         self._tests: dict[str | None, list[Pair]] = {}
         self._worth: dict[str | None, Joining] = {}
         self._curves: dict[Row, Curve] = {}
@@ -88,7 +93,18 @@ class Findings:
         held = any(run.summary.novel for run in self.runs)
         return newcomers(self.members, self._scored, self.higher_is_better) if held else []
 
+    @cached_property
+    def trained_with(self) -> dict[str, str]:
+        """{method: `Adam 0.001`}, its optimiser and rate; empty where all methods were trained alike."""
+        return trained_with(self.members)
+
     # ---- joined, or alone ----
+
+    @cached_property
+    def below_alone(self) -> list[Below]:
+        """The methods that came out below training alone by more than chance explains, and what is seen of why."""
+        trained = self.trained_with
+        return below_alone(self.rows, self.tests(), self.members, self.tuned, trained, self.higher_is_better)
 
     @cached_property
     def joining(self) -> Both:

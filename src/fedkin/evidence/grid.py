@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -14,17 +14,22 @@ from .comparison import Run
 
 @dataclass(frozen=True)
 class Trial:
-    """What a point came to: the best mean validation score of the headline model, and the round it was reached in.
+    """What a point came to: the best mean validation score of the headline model, the mean over its runs' seeds, and
+    the round it was reached in, that of the first.
 
-    None where there is no such score: the run was told to stop when training diverges, and it did. `values` are those
+    None where there is no such score: a run was told to stop when training diverges, and it did. `values` are those
     of the grid's settings, by their full names.
     """
 
     name: str
     values: dict[str, Any]
-    run: Run
+    runs: Sequence[Run]
     validation: float | None
     round: int | None
+
+    @property
+    def run(self) -> Run:
+        return self.runs[0]
 
 
 @dataclass(frozen=True)
@@ -68,10 +73,10 @@ class Tuned:
     @property
     def test(self) -> float:
         """The chosen point's mean test score in the chosen round."""
-        summary = self.best.run.summary
-        validated = summary.models[summary.headline].validated
-        assert validated is not None, "the point was chosen by its validation score"
-        return validated
+        found = [run.summary.models[run.summary.headline].validated for run in self.best.runs]
+        known = [score for score in found if score is not None]
+        assert len(known) == len(found), "the point was chosen by its validation score"
+        return sum(known) / len(known)
 
     def edges(self) -> list[Edge]:
         """Where the grid should grow."""
@@ -84,6 +89,45 @@ class Tuned:
             side, further = ("largest", numbers) if chosen == numbers[-1] else ("smallest", numbers[::-1])
             found.append(Edge(name, chosen, side, _next(further)))
         return found
+
+
+@dataclass(frozen=True)
+class Rates(Tuned):
+    """The rates that were tried for a method; `own` is the one that it would have had. A trial's name is the word by
+    which its rate was asked for, such as x0.3. The grid has the one setting that is the method's rate."""
+
+    method: str
+    own: float
+
+    @property
+    def setting(self) -> str:
+        return next(iter(self.grid))
+
+    @property
+    def rate(self) -> float:
+        """The chosen one."""
+        return float(self.values[self.setting])
+
+    @property
+    def edge(self) -> Edge | None:
+        """Where the chosen rate is the first or last that was tried."""
+        return next(iter(self.edges()), None)
+
+
+def at_the_edge(tuned: Iterable[Rates]) -> list[str]:
+    """Which methods' rates lie at the edge of what was tried, in a sentence for each way in which to look further."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for rates in tuned:
+        if rates.edge is not None:
+            factor = f"x{float(f'{rates.edge.beyond / rates.own:.1g}'):g}"
+            further = factor if rates.best.name.startswith("x") else f"{rates.edge.beyond:g}"
+            chosen = f"{rates.method} ({rates.setting} = {rates.rate:g})"
+            found.setdefault((rates.edge.side, further), []).append(chosen)
+    return [
+        f"The {side} rate that was tried is the best for {', '.join(chosen)}: a {side[:-2]}r one may be better. Add "
+        f"one to those to try, such as {further}; what is done stays."
+        for (side, further), chosen in found.items()
+    ]
 
 
 def _next(numbers: Sequence[float]) -> float:

@@ -29,6 +29,8 @@ class Hypernetworked(Method):
 
     headline = "generated"
     remembers = "personal"
+    # Clients train as everyone's do; what has to be found is the hypernetwork's rate, and its embeddings' beside it.
+    rate = ("settings.server_lr", "settings.embedding_lr")
 
     hidden: Annotated[int, Field(ge=1, description="width of the hypernetwork's layers")] = 100
     train_embeddings: Annotated[bool, Field(description="train them; false: leave them as they were drawn")] = True
@@ -80,6 +82,10 @@ class Hypernetworked(Method):
     def _smaller(self) -> list[str]:
         """What makes a hypernetwork smaller."""
         return ["a smaller model", f"a smaller settings.hidden (now {self.hidden})"]
+
+    def trained_with(self, local: Local) -> str:
+        rule = self._rule.model_copy(update={"lr": self.server_lr})
+        return f"{local.words}, hypernetwork {rule.words}"
 
     # ---- the server ----
 

@@ -56,6 +56,9 @@ class Method(BaseModel, ABC):
     training: ClassVar[frozenset[str] | None] = None
     """The settings that `train` and `models` look at; None: all of them. Values of the others can be tuned in one
     stack. Not inherited: a subclass may train in another way, and says it anew."""
+    rate: ClassVar[tuple[str, ...]] = ("local.lr",)
+    """The setting that is the method's learning rate, by its full name, for `compare --tune`; further ones that are
+    numbers keep their ratio to it. None at all: it has no rate to tune."""
 
     @abstractmethod
     def begin(self, problem: Problem, rng: Rng) -> Server:
@@ -92,6 +95,10 @@ class Method(BaseModel, ABC):
 
     def check(self, problem: Problem, local: Local) -> None:
         """Raises ValueError with a sentence if this method cannot work on this problem with this local training."""
+
+    def trained_with(self, local: Local) -> str:
+        """The optimiser and its rate, `Adam 0.001`, by which tables tell methods apart that train in different ways."""
+        return local.words
 
     # ---- settings by data set ----
     # Those of built-in methods stand in papers/*.toml; a class that extends one has them, unless it says otherwise.

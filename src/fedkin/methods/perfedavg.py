@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from ..training.execution import Batch
-from ._method import Cohort, Memory, Message, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Local, Memory, Message, Model, Problem, Rng, Server, State, Tensor, Upload
 from ._shared import GlobalModel
 
 STREAMS = ("train", "meta", "curvature")
@@ -29,6 +29,8 @@ class PerFedAvg(GlobalModel):
     """
 
     headline = "adapted"
+    # Both rates at once: alpha alone, at a beta that does not learn, or beta at an alpha that diverges, says nothing.
+    rate = ("settings.beta", "settings.alpha")
     training = frozenset({"hessian", "alpha", "beta", "delta", "iterations", "adaptation", "adaptation_steps"})
 
     hessian: Annotated[
@@ -43,6 +45,9 @@ class PerFedAvg(GlobalModel):
         Literal["full", "batch"], Field(description="adapt on all of a client's training data, or on a mini-batch")
     ] = "full"
     adaptation_steps: Annotated[int, Field(ge=1, description="the paper takes one")] = 1
+
+    def trained_with(self, local: Local) -> str:
+        return f"SGD {self.beta:g}, adaptation {self.alpha:g}"
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
         d, w = cohort.layout.parameters, message.w.clone()

@@ -22,6 +22,7 @@ class PFedMe(GlobalModel):
 
     headline = "personal"
     remembers = "personal"
+    rate = ("settings.personal_lr",)  # eta has its limit in the leash: eta lambda < 1
     training = frozenset({"strength", "inner_steps", "iterations", "eta", "personal_lr", "decay"})
 
     strength: Annotated[float, Field(gt=0, description="lambda: how short the leash is")] = 15.0
@@ -41,6 +42,9 @@ class PFedMe(GlobalModel):
                 f"pFedMe needs eta * strength < 1, or w_i overshoots theta_i: {self.eta:g} * {self.strength:g} is "
                 f"{self.eta * self.strength:g}. Take a smaller settings.eta or settings.strength."
             )
+
+    def trained_with(self, local: Local) -> str:
+        return f"SGD {self.personal_lr:g}"
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
         d = cohort.layout.parameters

@@ -11,9 +11,9 @@ from plotly.subplots import make_subplots
 
 from ..evidence.crossed import Crossed, CrossedRow
 from ..runs import options
-from . import figures, html
+from . import figures, html, training
 from .html import escaped
-from .words import colours, metric_name, plural, score_text
+from .words import colours, metric_name, named, plural, score_text
 
 ACROSS = 3
 """Panels in a row."""
@@ -26,7 +26,9 @@ def write_page(crossed: Crossed, path: Path) -> Path:
     chips = [f"data: {', '.join(data)}", plural(len(crossed.crossings), "combination")]
     chips += [plural(len(members), "method"), plural(max(map(len, members.values())), "seed")]
     drawn = html.embed("crossed", picture(crossed))
+    found = {named(each.values): each.findings for each in crossed.crossings}
     parts = [html.section("Under every combination", _about(crossed), drawn), _table(crossed)]
+    parts.append(training.rates_section(found))
     return html.write(path, f"{plural(len(members), 'method')} over {' x '.join(crossed.settings)}", chips, parts)
 
 
@@ -45,7 +47,7 @@ def picture(crossed: Crossed) -> go.Figure:
     *others, last = crossed.settings
     panels = list(product(*(crossed.settings[name] for name in others)))
     across = min(ACROSS, len(panels))
-    titles = [", ".join(f"{_leaf(n)} = {options.word(v)}" for n, v in zip(others, p, strict=True)) for p in panels]
+    titles = [named(dict(zip(others, panel, strict=True))) for panel in panels]
     figure = make_subplots(
         rows=-(-len(panels) // across),
         cols=across,
@@ -92,12 +94,14 @@ def _about(crossed: Crossed) -> str:
 
 def _table(crossed: Crossed) -> str:
     heads = [*map(_leaf, crossed.settings), "method:model", "best round", "worst client", "last round", "validated"]
+    differ = any(each.findings.trained_with for each in crossed.crossings)
     lines = []
     for each in crossed.rows():
         first, *rest = (options.word(value) for value in each.values.values())
         scores = (each.row.bmta, each.row.worst, each.row.last, each.row.validated)
         cells = "".join(f"<td>{escaped(value)}</td>" for value in (*rest, each.row.name))
         cells += "".join(html.cell(score_text(score, each.metric), score) for score in scores)
+        cells += html.text_cell(each.trained_with) if differ else ""
         lines.append(f'<tr class="{"" if each.row.headline else "other"}"><th>{escaped(first)}</th>{cells}</tr>')
     about = (
         "The best round is picked on test data, which flatters every row alike; “validated” is the test mean of the "
@@ -107,7 +111,10 @@ def _table(crossed: Crossed) -> str:
     texts = len(crossed.settings) + 1  # the columns that are words
     words = "".join(f'<th data-sort="text">{escaped(each)}</th>' for each in heads[1:texts])
     numbers = "".join(f'<th data-sort="number">{escaped(each)}</th>' for each in heads[texts:])
-    return html.section("All combinations", about, html.table(html.head(heads[:1], words + numbers), lines))
+    numbers += html.text_head("trained with") if differ else ""
+    table = html.table(html.head(heads[:1], words + numbers), lines)
+    below = training.below_list({named(each.values): each.findings for each in crossed.crossings})
+    return html.section("All combinations", about, table + below)
 
 
 def _leaf(setting: str) -> str:

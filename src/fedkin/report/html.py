@@ -153,6 +153,15 @@ def cell(text: str, value: float | None) -> str:
     return f"<td>{escaped(text)}</td>" if value is None else f'<td data-value="{float(value)!r}">{escaped(text)}</td>'
 
 
+def text_cell(text: str) -> str:
+    """Words in a table of numbers: on the left, and broken where they are long."""
+    return f'<td class="text">{escaped(text)}</td>'
+
+
+def text_head(text: str) -> str:
+    return f'<th data-sort="text" class="text">{escaped(text)}</th>'
+
+
 def interval_cell(text: str, estimate: Estimate | None) -> str:
     """An estimate's text with its interval in small print; a dash where there is none."""
     if estimate is None or np.isnan(estimate.value):

@@ -17,10 +17,10 @@ from ..evidence.findings import Findings
 from ..evidence.levels import LevelRow, Levels, Sides, Span
 from ..runs import options
 from ..runs.config import Config
-from . import figures, html
+from . import figures, html, training
 from .html import escaped
 from .page import chips
-from .words import OTHERS, colours, is_share, metric_name, plural, score_text
+from .words import OTHERS, colours, is_share, metric_name, named, plural, score_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -35,6 +35,8 @@ def write_page(levels: Levels, path: Path) -> Path:
     found = levels.levels[0].findings
     parts = [_overview(levels)] if len(levels.settings) > 1 else []
     parts += [_setting(levels, setting) for setting in levels.settings]
+    conditions = {named({each.setting: each.value}): each.findings for each in levels.levels}
+    parts += [training.trained_section(conditions), training.rates_section(conditions)]
     title = f"{plural(len(found.members), 'method')} over {' and '.join(levels.settings)}"
     return html.write(path, f"{title}: {found.runs[0].summary.data}", chips(found), parts)
 

@@ -16,7 +16,7 @@ from ..evidence.findings import Findings
 from ..evidence.newcomers import Served
 from ..evidence.worth_joining import Joining, Scorecard
 from ..maths import statistics
-from . import figures, graph, html
+from . import figures, graph, html, training
 from .html import escaped
 from .words import (
     caveats,
@@ -48,6 +48,7 @@ def write_page(
     parts = [
         _finding(found, reference, notes),
         _results(found, reference),
+        training.rates_section({"": found}),
         _references(without, found.metric),
         _joining(found.joined),
         html.section("Over the rounds", _curve_words(found), html.embed("curves", figures.curves(found))),
@@ -121,6 +122,8 @@ def _results(found: Findings, reference: str | None) -> str:
     p_values = {pair.second: pair.p for pair in pairs if pair.first == against.name}
     heads = ["method:model", "best round", "worst client", "± over clients", "± over seeds", "last round", "last ten"]
     heads += ["chosen on validation", *([f"p against {against.method}"] if pairs else [])]
+    trained = found.trained_with
+    more = html.text_head("trained with") if trained else ""
     lines = []
     for row in table:
         values = (row.bmta, row.worst, row.std_clients, row.std_seeds, row.last, row.last10, row.validated)
@@ -128,6 +131,7 @@ def _results(found: Findings, reference: str | None) -> str:
         if pairs:
             p = p_values.get(row.name)
             cells.append(html.cell("reference" if row is against else "–" if p is None else p_text(p), p))
+        cells += [html.text_cell(trained[row.method])] if trained else []
         kind = "best" if row is table[0] and len(headlines) > 1 else "" if row.headline else "other"
         lines.append(html.row(row.name, cells, kind, colour[row.method]))
     honest = (
@@ -144,7 +148,10 @@ over {plural(len(pairs), "pair")} of headline models."""
     direction = "higher" if found.higher_is_better else "lower"
     about = f"Test {escaped(metric_name(metric))}, mean over clients and seeds; {direction} is better."
     tested = html.fold("All paired tests", _all_tests(pairs, metric)) if pairs else ""
-    return html.section("Results", about, f'{html.table(html.head(heads), lines)}<p class="note">{note}</p>{tested}')
+    if found.tuned:
+        about += f" {escaped(training.CHOSEN)}"
+    shown = f'{html.table(html.head(heads, more), lines)}<p class="note">{note}</p>'
+    return html.section("Results", about, shown + training.below_list({"": found}) + tested)
 
 
 def _references(rows: Sequence[references.Row], metric: str) -> str:

@@ -41,6 +41,7 @@ td.top{font-weight:700}tr.head th,tr.head td:nth-child(5){font-weight:700}
 .levels td{white-space:normal}.levels small{white-space:nowrap;font-weight:400}.levels td small{margin-left:.1em}
 .levels tbody th:has(.dot){white-space:normal;overflow-wrap:anywhere}
 td.worse{background:var(--badback);color:var(--bad);font-weight:600}
+.rates td small{display:block;margin-left:0}th.text,td.text{text-align:left;white-space:normal;min-width:6em}
 td small{color:inherit;opacity:.75;margin-left:.35em}
 section>p.about b{color:var(--ink);display:block;font-size:1.02rem}
 .joining{margin-top:14px}.joining th,.joining td{padding:7px 8px}.joining td small{display:block;margin-left:0}

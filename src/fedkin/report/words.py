@@ -5,7 +5,7 @@ The core runs without plotly and matplotlib: they are imported when a report is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from ..evidence.estimates import Estimate
 from ..evidence.findings import Findings
 from ..evidence.worth_joining import Joining
 from ..maths import statistics
+from ..runs import options
 
 # Okabe and Ito's colours, then Tol's muted ones: told apart by colour-blind readers. `separate` is always grey.
 PALETTE = (
@@ -154,6 +155,11 @@ def joining_words(found: Joining) -> str:
 
 def p_text(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def named(values: Mapping[str, Any]) -> str:
+    """A condition by its settings' last names: split = iid, lr = 0.01."""
+    return ", ".join(f"{name.rpartition('.')[2]} = {options.word(value)}" for name, value in values.items())
 
 
 def plural(count: int, noun: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,10 @@ from ..evidence.findings import Findings
 from ..evidence.references import Reference, rows
 from ..evidence.worth_joining import Joining
 from ..runs.config import merge
-from . import references
+from . import rates, references
 from .carry_out import carry_out, refuse_jobs
-from .plan import Cell, Listeners, compared, seeds_together
+from .plan import Cell, Listeners, compared
+from .rates import Tuned, Wanted
 from .run import Run
 from .study_file import keep
 from .supply import Supply
@@ -28,15 +29,17 @@ from .supply import Supply
 
 @dataclass(frozen=True)
 class Results:
-    """Runs of several methods and seeds, side by side."""
+    """Runs of several methods and seeds, side by side. `tuned`: the rates that were tried, if any were, of which these
+    are the best runs."""
 
     runs: list[Run]
     path: Path
+    tuned: Tuned = field(default_factory=dict)
 
     @cached_property
     def findings(self) -> Findings:
         """What may be said of the runs; each statistic is worked out once."""
-        return Findings(self.runs)
+        return Findings(self.runs, self.tuned)
 
     def rows(self) -> list[Row]:
         """The table: a row for each `method:model`."""
@@ -92,6 +95,7 @@ def compare(
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
     references: Sequence[str] = (),
+    tune: Wanted = False,
     out: Path | str = "runs/comparison",
     jobs: int = 1,
     listener: Callable[[str, int], Listener] | None = None,
@@ -103,28 +107,32 @@ def compare(
     again goes on where the last one ended. `seeds`: how many, from the configuration's `seed` on, or which.
 
     A method's own settings go to those methods that have them. A table `methods.NAME` in the configuration is laid over
-    it for that method alone. `references` are rows without federated learning (`fedkin.studies.references`). `jobs`:
-    how many runs go on at a time, in processes of their own; the numbers are the same.
+    it for that method alone. `references` are rows without federated learning (`fedkin.studies.references`). `tune`:
+    each method's learning rate is chosen on validation data, of x0.1, x0.3, x1, x3 and x10 its own, or of the rates and
+    factors given (`[0.001, 0.01]`, `["x1", "x3"]`); the best runs are compared. `jobs`: how many runs go on at a time,
+    in processes of their own; the numbers are the same.
     """
     folder, raw = Path(out), merge(table(config), settings)
     objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
     refuse_jobs(jobs)
     supply = Supply(objects)
-    cells = compared(raw, methods, seeds, folder, objects)
-    stacks = seeds_together(cells, supply)
+    grid = rates.grid_of(tune)
+    cells = rates.rated(compared(raw, methods, seeds, folder, objects), grid)
+    stacks = rates.stacks(cells, supply)
     yardsticks = Yardsticks(raw, references, dict.fromkeys(cell.config.seed for cell in cells), objects, supply)
-    study = {"methods": list(methods), "seeds": seeds, "references": list(references)}
+    study = {"methods": list(methods), "seeds": seeds, "references": list(references), "tune": grid}
     keep(folder, raw, study, objects)
     told: Listeners | None = None
     if listener is not None:
         told = partial(_of_a_cell, listener)
-    carry_out(stacks, supply, objects, told, jobs=jobs)
+    carry_out(stacks, supply, objects, told, jobs=jobs, spare_diverged=bool(grid))
     yardsticks.write(folder, listener)
-    return Results([Run(cell.path) for cell in cells], folder)
+    runs, tuned = rates.chosen(cells)
+    return Results(runs, folder, tuned)
 
 
 def _of_a_cell(listener: Callable[[str, int], Listener], cell: Cell) -> Listener:
-    return listener(cell.config.method, cell.config.seed)
+    return listener(cell.of_seeds, cell.config.seed)
 
 
 class Yardsticks:

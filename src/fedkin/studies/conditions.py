@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,9 +12,11 @@ from typing import Any, Protocol
 from ..base.settings import ConfigError
 from ..engines.simulation import Listener
 from ..evidence.findings import Findings
+from . import rates
 from .carry_out import carry_out, refuse_jobs
 from .compare import Results
-from .plan import Cell, Listeners, seeds_together
+from .plan import Cell, Listeners
+from .rates import Rated, Tuned
 from .run import Run
 from .supply import Supply
 
@@ -32,10 +34,11 @@ class Condition:
 
     runs: list[Run]
     path: Path
+    tuned: Tuned = field(default_factory=dict)
 
     @cached_property
     def results(self) -> Results:
-        return Results(self.runs, self.path)
+        return Results(self.runs, self.path, self.tuned)
 
     @property
     def findings(self) -> Findings:
@@ -83,21 +86,22 @@ def run_all(
     refuse_jobs(jobs)
     supply = Supply(objects)
     everyone = [cell for cells in conditions for cell in cells]
-    stacks = seeds_together(list({cell.path: cell for cell in everyone}.values()), supply)
+    stacks = rates.stacks(list({cell.path: cell for cell in everyone}.values()), supply)
     tried()
     told: Listeners | None = None
     if listener is not None:
         told = partial(_of_a_cell, listener)
-    carry_out(stacks, supply, objects, told, jobs=jobs)
+    carry_out(stacks, supply, objects, told, jobs=jobs, spare_diverged=any(isinstance(c, Rated) for c in everyone))
     for i, cell in enumerate(everyone):
         if told is not None and cell in everyone[:i]:  # it is counted all the same
             told(cell)
 
 
 def _of_a_cell(listener: Callable[[str, str, int], Listener], cell: Cell) -> Listener:
-    return listener(cell.path.parent.name, cell.config.method, cell.config.seed)
+    return listener(cell.comparison.name, cell.of_seeds, cell.config.seed)
 
 
-def run_of(cells: Sequence[Cell]) -> tuple[list[Run], Path]:
-    """The runs of a comparison, and its folder."""
-    return [Run(cell.path) for cell in cells], cells[0].path.parent
+def run_of(cells: Sequence[Cell]) -> tuple[list[Run], Path, Tuned]:
+    """The runs of a comparison, its folder, and the rates that were tried."""
+    runs, tuned = rates.chosen(cells)
+    return runs, cells[0].comparison, tuned

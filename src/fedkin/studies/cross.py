@@ -22,6 +22,7 @@ from ..runs import options
 from ..runs.config import Config, merge
 from .conditions import Condition, Several, refuse_fixed, run_all, run_of
 from .plan import Cell, compared
+from .rates import Wanted, grid_of, rated
 from .study_file import keep
 
 
@@ -53,6 +54,7 @@ def cross(
     model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
+    tune: Wanted = False,
     out: Path | str = "runs/crossed",
     jobs: int = 1,
     listener: Callable[[str, str, int], Listener] | None = None,
@@ -62,6 +64,7 @@ def cross(
 
     `over`: `{"data.split": ["iid", "practical"], "local.lr": [0.001, 0.01]}` are four comparisons. What is
     complete in `out` is kept, as in `compare`. `listener` is given the combination, the method and the seed.
+    `tune` chooses each method's learning rate at each combination, as in `compare`.
     """
     folder, raw = Path(out), merge(table(config), settings)
     objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
@@ -71,13 +74,15 @@ def cross(
             "There is nothing to cross: name settings and their values, such as data.split=iid,practical."
         )
     refuse_fixed(chosen)
+    grid = grid_of(tune)
     planned: list[tuple[dict[str, Any], list[Cell]]] = []
     for values in (dict(zip(chosen, each, strict=True)) for each in product(*chosen.values())):
         place = folder / options.label(values, full=True)
-        if any(place == cells[0].path.parent for _, cells in planned):
+        if any(place == cells[0].comparison for _, cells in planned):
             raise ConfigError(f"Two combinations would lie in one folder, {place}; take shorter values.")
-        planned.append((values, compared(options.laid_over(raw, values), methods, seeds, place, objects)))
-    study = {"methods": list(methods), "seeds": seeds, "cross": chosen}
+        cells = compared(options.laid_over(raw, values), methods, seeds, place, objects)
+        planned.append((values, rated(cells, grid)))
+    study = {"methods": list(methods), "seeds": seeds, "cross": chosen, "tune": grid}
     run_all([cells for _, cells in planned], objects, listener, jobs, lambda: keep(folder, raw, study, objects))
     found = [Crossing(values, *run_of(cells)) for values, cells in planned]
     return Crossed(chosen, found, folder)

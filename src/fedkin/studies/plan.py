@@ -27,8 +27,25 @@ class Cell:
     path: Path
 
     @property
+    def of_seeds(self) -> str:
+        """What it is called but for its seed."""
+        return self.name.removesuffix(f", seed {self.config.seed}")
+
+    @property
+    def comparison(self) -> Path:
+        """The folder of the comparison that it is a part of."""
+        return self.path.parent
+
+    @property
     def complete(self) -> bool:
         return (self.path / "summary.json").exists()
+
+
+@dataclass(frozen=True)
+class Point(Cell):
+    """A point of a grid: the run that tries it, and the values of its settings by their full names."""
+
+    values: dict[str, Any]
 
 
 Stack = list[Cell]
@@ -94,8 +111,10 @@ FEW_NUMBERS = 1 << 25
 """Inputs of all clients, as many as are worth copying to train seeds side by side."""
 
 
-def seeds_together(cells: Sequence[Cell], supply: Supply) -> list[Stack]:
-    """The cells in stacks, each of one method's seeds; every cell is tried."""
+def seeds_together(
+    cells: Sequence[Cell], supply: Supply, check: Callable[[Assembly], None] | None = None
+) -> list[Stack]:
+    """The cells in stacks, each of one method's seeds; every cell is tried, and checked beside."""
     stacks: list[Stack] = []
     for _, members in groupby(cells, key=lambda cell: (cell.path.parent, cell.config.method)):
         pending = []
@@ -104,6 +123,8 @@ def seeds_together(cells: Sequence[Cell], supply: Supply) -> list[Stack]:
             if ready is None:
                 stacks.append([cell])
             else:
+                if check is not None:
+                    check(ready)
                 pending.append((cell, _size(ready)))
             del ready  # its data are large: supply decides how long they are kept
         stacks += list(_small_together(pending))

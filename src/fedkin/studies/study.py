@@ -53,7 +53,7 @@ def _carried_out(
     if plan.grid:
         one = merge(raw, {"method": plan.methods[0]}) if plan.methods else dict(raw)
         return tune(one, grid=plan.grid, listener=listener, **common)
-    runs: dict[str, Any] = {"methods": plan.methods, "seeds": plan.seeds, **common}
+    runs: dict[str, Any] = {"methods": plan.methods, "seeds": plan.seeds, "tune": plan.tune, **common}
     if plan.vary or plan.cross:
         told = None if listener is None else lambda level, method, seed: listener(f"{level}: {method}, seed {seed}")
         if plan.vary:

@@ -1,7 +1,7 @@
 """A whole study as one file: study.toml, written beside the runs, from which `fedkin study` repeats it.
 
-A table `study` says what is run: `methods` and `seeds`; one of `vary`, `cross` and `grid`, if any; `references`; `jobs`
-and `out`. Everything else in the file are the settings of the runs, as in any configuration.
+A table `study` says what is run: `methods` and `seeds`; one of `vary`, `cross` and `grid`, if any; `tune`,
+`references`, `jobs` and `out`. Everything else in the file are the settings of the runs, as in any configuration.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ class Study(BaseModel):
     vary: Annotated[dict[str, Any], Field(description="settings and their levels, one setting at a time")] = {}
     cross: Annotated[dict[str, Any], Field(description="settings and their values, every combination")] = {}
     grid: Annotated[dict[str, Any], Field(description="settings and values of which validation data choose")] = {}
+    tune: Annotated[
+        bool | list[str | float],
+        Field(description="choose each method's learning rate on validation data; a list: of these rates or factors"),
+    ] = False
     references: Annotated[list[str], Field(description="rows without federated learning")] = []
     jobs: Annotated[int, Field(ge=1, description="runs at a time, in processes of their own")] = 1
     out: Annotated[str | None, Field(description="the folder to write to; by default runs/ and the file's name")] = None
@@ -61,6 +65,8 @@ def taken_apart(table: Mapping[str, Any], where: str) -> tuple[Study, dict[str, 
         raise ConfigError(
             f"study.references are rows of one table, and study.{several[0]} makes several: leave one out."
         )
+    if several == ["grid"] and study.tune:
+        raise ConfigError("study.grid is tuned already: study.tune is for comparisons, leave one of them out.")
     if not study.methods and several != ["grid"]:
         raise ConfigError("study.methods is empty: name the methods to compare, such as ['separate', 'fedamp'].")
     for kind in several:
@@ -105,7 +111,9 @@ def keep(folder: Path, raw: Mapping[str, Any], study: Mapping[str, Any], objects
 
 def _kind(table: Mapping[str, Any]) -> str:
     words = {"vary": "levels of settings", "cross": "combinations of settings", "grid": "a grid"}
-    return next((word for kind, word in words.items() if kind in table.get("study", {})), "a comparison")
+    study = table.get("study", {})
+    kind = next((word for kind, word in words.items() if kind in study), "a comparison")
+    return f"{kind} with rates tuned" if "tune" in study else kind
 
 
 def _covers(there: Mapping[str, Any], here: Mapping[str, Any]) -> bool:

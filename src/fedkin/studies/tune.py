@@ -31,20 +31,13 @@ from ..runs import options
 from ..runs.config import Config, merge
 from ..runs.folder import replace_file
 from .carry_out import carry_out, refuse_jobs
-from .plan import Cell, Listeners, Stack, tried
+from .plan import Cell, Listeners, Point, Stack, tried
 from .run import Run
 from .study_file import keep
 from .supply import Supply
 
 TUNED = ("settings.", "local.", "model.")
 """What a grid may be over: whatever leaves the validation data as they are."""
-
-
-@dataclass(frozen=True)
-class Point(Cell):
-    """A point of the grid: the run that tries it, and the values of its settings by their full names."""
-
-    values: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -144,23 +137,23 @@ def plan(raw: start.Settings, grid: Mapping[str, Sequence[Any]], out: Path, obje
         config = start.configured(options.laid_over(common, values), **objects)
         points.append(Point(name, config, out / name, values))
     supply = Supply(objects)
-    return Plan(chosen, points, _stacks(points, supply), out, common, objects, supply)
+    return Plan(chosen, points, stacks(points, supply), out, common, objects, supply)
 
 
-def _stacks(points: list[Point], supply: Supply) -> list[Stack]:
+def stacks(points: Sequence[Point], supply: Supply) -> list[Stack]:
     """The points in stacks, as far as they are alike and memory allows; each point is tried, and refused if wrong."""
-    stacks: dict[str, list[Stack]] = {}
+    found: dict[str, list[Stack]] = {}
     bases = list(dict.fromkeys(_base(p.config) for p in points))
     for point in sorted(points, key=lambda p: bases.index(_base(p.config))):  # those that share data in a row
         ready = tried(point, supply)
         if ready is not None:
-            _refuse_without_validation(ready)
+            refuse_without_validation(ready)
         method = point.config.built_method()
-        alike = stacks.setdefault(_base(point.config) + lockstep.kind(method, point.config.local), [[]])
+        alike = found.setdefault(_base(point.config) + lockstep.kind(method, point.config.local), [[]])
         if ready is not None and len(alike[-1]) >= _points_at_once(ready):
             alike.append([])
         alike[-1].append(point)
-    return [stack for alike in stacks.values() for stack in alike]
+    return [stack for alike in found.values() for stack in alike]
 
 
 def _base(config: Config) -> str:
@@ -169,7 +162,7 @@ def _base(config: Config) -> str:
     return json.dumps(table | {"local": {**table["local"], "lr": None}})
 
 
-def _refuse_without_validation(ready: Assembly) -> None:
+def refuse_without_validation(ready: Assembly) -> None:
     if not any(ready.cohort.validation.counts[: ready.problem.known]):
         share = ready.config.data.validation
         raise ConfigError(
@@ -204,7 +197,7 @@ def tried_out(plan: Plan, listener: Callable[[str], Listener] | None = None, job
     if listener is not None:
         told = partial(_of_a_cell, listener)
     carry_out(plan.stacks, plan.supply, plan.objects, told, jobs=jobs, spare_diverged=True)
-    tuned = Tuned(plan.grid, [_trial(point) for point in plan.points], plan)
+    tuned = Tuned(plan.grid, [trial([point]) for point in plan.points], plan)
     chosen = ", ".join(f"{name} = {value}" for name, value in tuned.values.items())
     text = f"# Chosen on validation data from a grid of {len(plan.points)} points: {chosen}\n\n"
     text += (tuned.best.run.path / "config.toml").read_text(encoding="utf-8")
@@ -216,16 +209,24 @@ def _of_a_cell(listener: Callable[[str], Listener], cell: Cell) -> Listener:
     return listener(cell.name)
 
 
-def _trial(point: Point) -> Trial:
-    run = Run(point.path)
-    if not point.complete:
-        return Trial(point.name, point.values, run, None, None)
+def trial(points: Sequence[Point], name: str | None = None) -> Trial:
+    """What a point came to, of which there is a run for each seed."""
+    runs, values = [Run(point.path) for point in points], points[0].values
+    name = name or points[0].name
+    best = [_best(run) for run in runs if run.complete]
+    known = [each for each in best if each is not None]
+    if len(known) < len(runs):
+        return Trial(name, values, runs, None, None)
+    return Trial(name, values, runs, sum(score for score, _ in known) / len(known), known[0][1])
+
+
+def _best(run: Run) -> tuple[float, int] | None:
+    """The best mean validation score, and its round; None where no score was ever finite."""
     try:
         index, best = statistics.best_mean(run.scores(part="validation"), run.summary.higher_is_better)
-    except ValueError:  # never a finite score
-        return Trial(point.name, point.values, run, None, None)
-    at = [line.round for line in run.rounds if not line.novel][index]
-    return Trial(point.name, point.values, run, best, at)
+    except ValueError:
+        return None
+    return best, [line.round for line in run.rounds if not line.novel][index]
 
 
 def _possible(config: Config, name: str, value: float) -> bool:

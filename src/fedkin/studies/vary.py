@@ -21,6 +21,7 @@ from ..runs import options
 from ..runs.config import Config, merge
 from .conditions import Condition, Several, refuse_fixed, run_all, run_of
 from .plan import Cell, compared
+from .rates import Wanted, grid_of, rated
 from .study_file import keep
 
 
@@ -58,6 +59,7 @@ def vary(
     model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
+    tune: Wanted = False,
     out: Path | str = "runs/levels",
     jobs: int = 1,
     listener: Callable[[str, str, int], Listener] | None = None,
@@ -68,6 +70,7 @@ def vary(
     `levels`: `{"corruption.labels": [0, 0.2, 0.4], "participation.dropped": [0, 0.3]}`. What is already complete in
     `out` is kept, as in `compare`. Levels that come to the same settings are run once. `listener` is given the level,
     the method and the seed; `jobs` is as for `compare`.
+    `tune` chooses each method's learning rate at each level, as in `compare`.
     """
     folder, raw = Path(out), merge(table(config), settings)
     objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
@@ -75,17 +78,18 @@ def vary(
     if not chosen:
         raise ConfigError("There is no setting to vary: name one and its levels, such as corruption.labels=0,0.2,0.4.")
     refuse_fixed(chosen)
+    grid = grid_of(tune)
     planned: list[tuple[str, Any, list[Cell]]] = []
     places: list[Path] = []
     for name, values in chosen.items():
         for value in values:
             place = folder / options.label({name: value}, full=True)
-            cells = compared(options.laid_over(raw, {name: value}), methods, seeds, place, objects)
+            cells = rated(compared(options.laid_over(raw, {name: value}), methods, seeds, place, objects), grid)
             if place in places:
                 raise ConfigError(f"Two levels would lie in one folder, {place}; take shorter values.")
             places.append(place)
             same = (earlier for *_, earlier in planned if [c.config for c in earlier] == [c.config for c in cells])
             planned.append((name, value, next(same, cells)))
-    study = {"methods": list(methods), "seeds": seeds, "vary": chosen}
+    study = {"methods": list(methods), "seeds": seeds, "vary": chosen, "tune": grid}
     run_all([cells for *_, cells in planned], objects, listener, jobs, lambda: keep(folder, raw, study, objects))
     return Levels([Level(name, value, *run_of(cells)) for name, value, cells in planned], folder)

@@ -45,6 +45,12 @@ class Local(BaseModel):
     ] = "none"
     persist_optimiser: Annotated[bool, Field(description="keep the optimiser's state between rounds")] = False
 
+    @property
+    def words(self) -> str:
+        """The optimiser and its rate: `Adam 0.001`, `SGD 0.05 with momentum 0.9`."""
+        momentum = f" with momentum {self.momentum:g}" if self.optimiser == "sgd" and self.momentum else ""
+        return f"{'Adam' if self.optimiser == 'adam' else 'SGD'} {self.lr:g}{momentum}"
+
     def lr_at(self, round: int, rounds: int) -> float:
         """The learning rate of a round (from 1) of `rounds`; later ones (newcomers) have the last round's."""
         return self.lr * self.factor_at(round, rounds)

@@ -1,0 +1,30 @@
+"""By which optimiser, and at which rate, methods of one table were trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from .. import methods
+from ..errors import FedkinError
+from ..training.optimisers import Local
+from .comparison import Members, Run
+
+
+def trained_with(members: Members) -> dict[str, str]:
+    """{method: `Adam 0.001`}; empty where all were trained alike. A dash where a run does not say it."""
+    found = {method: _words(runs[0]) for method, runs in members.items()}
+    return found if len(set(found.values())) > 1 else {}
+
+
+def _words(run: Run) -> str:
+    settings, local = run.config.get("settings", {}), run.config.get("local")
+    if not isinstance(local, Mapping):
+        return "–"
+    try:
+        trained = Local.model_validate(dict(local))
+    except ValueError:  # written by another version
+        return "–"
+    try:
+        return methods.find(run.summary.method)(**settings).trained_with(trained)
+    except (FedkinError, ValueError):  # a method of somebody's own, which is elsewhere now
+        return trained.words
