@@ -224,3 +224,11 @@ def test_the_pages_examples_run_and_print_what_they_say(tmp_path, monkeypatch, c
     notes, shape = capsys.readouterr().out.splitlines()
     assert f"print(federation.notes)  # {notes}\n" in code
     assert f"# {shape}, in the order" in code
+
+
+def test_who_pays_others_next_to_nothing_has_no_kin_and_no_edges() -> None:
+    xi = torch.full((5, 5), 0.25)
+    xi[4] = torch.tensor([0.001, 0.001, 0.001, 0.001, 0.996])
+    graph = graphs.from_collaboration(xi, top=9)
+    assert graph[4].sum() == graph[:, 4].sum() == 0
+    assert (graph[:4, :4].sum(1) == 3).all()

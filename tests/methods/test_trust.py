@@ -1,0 +1,90 @@
+"""Trust in others: a client without kin keeps to itself, and one with kin does not notice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import close, ready, simulate, toy
+
+import fedkin
+from fedkin.base.state import State
+from fedkin.methods import _trust
+
+BOTH = ("fedamp", "heurfedamp")
+WORLD = {"name": "digits", "split": "mixed", "clients": 11, "agreeing": 6, "relabelled": 4, "lone": 1}
+
+
+def last(method: str, folder: Path, **settings: object) -> tuple[torch.Tensor, torch.Tensor]:
+    """(seeds, clients) closing scores of the headline model, and each client's weight on others at the end."""
+    results = fedkin.compare(
+        {"data": WORLD, "rounds": 10, "local": {"lr": 0.01}, **settings}, methods=[method], seeds=2, out=folder
+    )
+    scores = [run.rounds[-1].models[run.summary.headline].clients for run in results.runs]
+    xi = [1 - torch.as_tensor(run.collaboration()).diagonal() for run in results.runs if method != "separate"]
+    return torch.tensor(scores), torch.stack(xi) if xi else torch.empty(0)
+
+
+@pytest.mark.parametrize("method", BOTH)
+def test_a_silo_that_resembles_nobody_is_not_ruined(tmp_path: Path, method: str) -> None:
+    """Before, its weight on others was 0.9, as attention to strangers is flat, and it ended at 20 to 40 %."""
+    alone, _ = last("separate", tmp_path / "alone")
+    joined, weight = last(method, tmp_path / method)
+    assert (weight[:, 10] < 0.1).all(), "the loner keeps to itself"
+    assert (weight[:, :10] > 0.4).all(), "and the others do not"
+    assert joined[:, 10].mean() > alone[:, 10].mean() - 0.06
+    assert joined[:, :10].mean() > alone[:, :10].mean() + 0.05
+
+
+def test_trust_is_full_where_others_know_most_of_it_and_next_to_nothing_where_they_know_nothing() -> None:
+    own = torch.ones(6, dtype=torch.float64)
+    others = torch.tensor([-1.0, 0.0, 0.3, 0.58, 0.8, 1.0], dtype=torch.float64)
+    trust = _trust.trust(others, own)
+    assert trust[0] == trust[1] == _trust.LEAST
+    assert (trust[4:] == 1).all()
+    assert trust.diff().min() >= 0 and 0.1 < trust[2] < 0.3
+    assert close(_trust.trust(own * 0, own * 0), own), "before anyone knows anything there is nothing to lose"
+
+
+def test_what_others_sent_is_found_again_in_what_a_client_got() -> None:
+    """z from u = (1 - tau) w + tau z, by the trust that z itself would have."""
+    assembly = ready(toy((9, 8, 7, 6)), method="fedamp")
+    source = torch.Generator().manual_seed(3)
+    size = assembly.problem.layout.size
+    w, z = (torch.randn(4, size, generator=source, dtype=torch.float64) for _ in range(2))
+    tau = torch.tensor([1.0, 0.5, _trust.LEAST, 0.0], dtype=torch.float64)
+    u = w + tau[:, None] * (z - w)
+    found = _trust.in_others(assembly.cohort, State(u=u, tau=tau), State(personal=w))["trust"]
+    direct = _trust.in_others(assembly.cohort, State(u=z, tau=torch.ones_like(tau)), State(personal=w))["trust"]
+    assert close(found[:3], direct[:3], 1e-8)
+    assert found[3] == 1, "nobody is in it: nothing is known against them"
+
+
+@pytest.mark.parametrize("weight", [0.5, "attention"])
+def test_where_the_weight_is_given_nobody_is_asked(tmp_path: Path, weight: object) -> None:
+    run = simulate(tmp_path, method="fedamp", settings={"weight_on_others": weight})
+    assert (run.server.trust == 1).all()
+    size = run.problem.layout.size * 8 * len(run.problem)
+    assert run.lines[2]["bytes_up"] == run.lines[2]["bytes_down"] == size
+
+
+def test_what_a_client_sends_for_it_is_a_number(tmp_path: Path) -> None:
+    run = simulate(tmp_path, method="fedamp")
+    assert run.lines[2]["bytes_up"] == (run.problem.layout.size + 1) * 8 * len(run.problem)
+
+
+@pytest.mark.parametrize("method", BOTH)
+def test_a_newcomer_without_kin_keeps_to_itself(tmp_path: Path, method: str) -> None:
+    """Eleven silos of which three come later; by the seed the loner is among them."""
+    for seed in range(40):
+        settings = {"data": WORLD, "rounds": 6, "participation": {"novel": 0.3}, "local": {"lr": 0.01}, "seed": seed}
+        assembly = fedkin.engines.start.configured(settings | {"method": method})
+        known = fedkin.engines.assembly.assemble(assembly)
+        if "silo-10" in known.problem.names[known.problem.known :]:
+            break
+    run = fedkin.run(settings, method=method, out=tmp_path / "run")
+    alone = fedkin.run(settings, method="separate", out=tmp_path / "alone")
+    at = run.summary.novel.clients.index("silo-10")
+    scores = [each.summary.novel.models[each.summary.headline].clients[at] for each in (run, alone)]
+    assert scores[0] > scores[1] - 0.13
