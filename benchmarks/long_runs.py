@@ -2,7 +2,7 @@
 
     python benchmarks/long_runs.py        about five minutes on a core; writes benchmarks/results/long-runs.json
 
-FedAMP and HeurFedAMP under Adam and under SGD, with both forms of the proximal term, and with a beta that does not fall.
+FedAMP and HeurFedAMP under Adam and under SGD, with both forms of the proximal term, and with a beta that stays.
 The numbers in the documentation come from this script; the JSON says on which machine and at which commit.
 """
 

@@ -20,7 +20,7 @@ EachShare = Share | dict[str, Share]
 """One number for all clients, or one for each by name."""
 Form = Annotated[
     Literal["exact", "gradient"],
-    Field(description="the proximal term's own step after each of the optimiser's, or its gradient in them"),
+    Field(description="exact: the term's own step after each of the optimiser's; gradient: in them, as in the papers"),
 ]
 
 

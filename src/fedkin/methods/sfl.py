@@ -22,7 +22,8 @@ class SFL(Method):
     that mean and near their own. Needs a graph.
 
     u_i = sum_j xi_ij v_j with xi = alpha A^p + (1 - alpha) I: p steps over the graph A, which has self loops and rows
-    that sum to one. Clients train from the mean g of all u_i, held near both g and u_i.
+    that sum to one. Clients train from the mean g of all u_i, held near both g and u_i. (`proximal` is for squared
+    distances; others are held by gradients.)
 
     Models: `cloud` u_i, `global` g, and `personal` v_i, the client's own after training. Clients that did not train
     enter the next spreading with their last u_i. With `learned` (SFL*) a twentieth of A gives way to a graph learned
