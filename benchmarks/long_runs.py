@@ -1,6 +1,7 @@
 """Digits, practical, 300 rounds: what is left of FedAMP's best round at the end, when beta has fallen to 1e-5.
 
-    python benchmarks/long_runs.py        about five minutes on a core; writes benchmarks/results/long-runs.json
+    python benchmarks/long_runs.py            three minutes on a core; writes benchmarks/results/long-runs.json
+    python benchmarks/long_runs.py --page     also rewrites the table of docs/attention.md
 
 FedAMP and HeurFedAMP under Adam and under SGD, with both forms of the proximal term, and with a beta that stays.
 The numbers in the documentation come from this script; the JSON says on which machine and at which commit.
@@ -26,7 +27,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "gradient": {"proximal": "gradient"},
     "exact, beta stays": {"proximal": "exact", "beta_decay": 1.0},
 }
-TARGET = Path(__file__).parent / "results" / "long-runs.json"
+HERE = Path(__file__).parent
+PAGE = HERE.parent / "docs" / "attention.md"
 
 
 def main() -> None:
@@ -34,7 +36,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=300)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("runs/benchmark-long-runs"))
-    parser.add_argument("--target", type=Path, default=TARGET)
+    parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
     rows = [
         row
@@ -43,7 +45,7 @@ def main() -> None:
         for row in measure(optimiser, way, local, settings, options)
     ]
     record = {
-        "command": " ".join(["python", "benchmarks/long_runs.py", *sys.argv[1:]]),
+        "command": "python benchmarks/long_runs.py",
         "machine": f"{os.cpu_count()} cores, {platform.machine()}",
         "versions": summary.versions(),
         "commit": summary.commit(),
@@ -51,8 +53,11 @@ def main() -> None:
         "seeds": options.seeds,
         "rows": rows,
     }
-    options.target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    target = HERE / "results" / "long-runs.json"
+    target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     print(table(rows))
+    if options.page:
+        write_page(record)
 
 
 def measure(
@@ -106,6 +111,18 @@ def table(rows: list[dict[str, Any]]) -> str:
         fall = max(100 * (b - a) for b, a in zip(row["best"], row["last"], strict=True))
         lines.append(f"| {' | '.join([*cells, *mean])} | {fall:.1f} |")
     return "\n".join(lines)
+
+
+def write_page(record: dict[str, Any]) -> None:
+    """Puts the table between the page's markers."""
+    begin, end = "<!-- long runs -->", "<!-- end long runs -->"
+    head, rest = PAGE.read_text(encoding="utf-8").split(begin, 1)
+    origin = (
+        f"Measured by `{record['command']}`, {record['seeds']} seeds, {record['machine']}, "
+        f"torch {record['versions']['torch']}, commit {record['commit']}."
+    )
+    text = f"{head}{begin}\n{table(record['rows'])}\n\n{origin}\n{end}{rest.split(end, 1)[1]}"
+    PAGE.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

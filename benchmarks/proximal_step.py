@@ -2,6 +2,7 @@
 
     python benchmarks/proximal_step.py                      on a CPU, one thread; about a minute
     python benchmarks/proximal_step.py --device cuda        on a GPU
+    python benchmarks/proximal_step.py --page               only rewrites the table of docs/how-it-works.md
 
 Writes its section of benchmarks/results/proximal-step.json. Gradients are at hand: only `Optimiser.step` is timed, and
 ratios are between medians of one run of this script.
@@ -25,7 +26,8 @@ from fedkin.base import machine
 from fedkin.bench.timing import Plan, clocked, forget
 from fedkin.training.optimisers import Local, Optimiser, Proximal
 
-TARGET = Path(__file__).parent / "results" / "proximal-step.json"
+HERE = Path(__file__).parent
+TARGET, PAGE = HERE / "results" / "proximal-step.json", HERE.parent / "docs" / "how-it-works.md"
 SHAPES = {
     "cpu": {"digits' MLP": (100, 4_810, 20), "the papers' CNN": (4, 1_663_370, 2)},
     "cuda": {"digits' MLP": (100, 4_810, 20), "the papers' CNN": (100, 1_663_370, 3), "ResNet-18": (20, 11_220_132, 3)},
@@ -41,8 +43,11 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=25)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--commit", help="where the source tree comes without its history")
-    parser.add_argument("--target", type=Path, default=TARGET)
+    parser.add_argument("--page", action="store_true")
     options = parser.parse_args()
+    if options.page:
+        write_page()
+        return
     device, began = machine.chosen_device(options.device), time.perf_counter()
     rows = []
     with machine.threads(options.threads):
@@ -54,7 +59,7 @@ def main() -> None:
         command = " ".join(["python", "benchmarks/proximal_step.py", *sys.argv[1:]])
         origin = bench.record.origin(Plan(device, "full"), command, options.commit)
     section = bench.record.section(rows, time.perf_counter() - began, origin)
-    bench.record.write(options.target, {**bench.record.read(options.target), device.type: section})
+    bench.record.write(TARGET, {**bench.record.read(TARGET), device.type: section})
     print(table(rows))
 
 
@@ -96,6 +101,22 @@ def table(rows: list[dict[str, Any]]) -> str:
         cells = [f"{row['clients']} x {row['model']}", row["optimiser"], f"{row['ms']['none']:.3g}"]
         lines.append(f"| {' | '.join(cells)} | {ratio['gradient']:.2f} x | {ratio['exact']:.2f} x |")
     return "\n".join(lines)
+
+
+def write_page() -> None:
+    """Puts what was measured, on whichever devices, between the page's markers."""
+    begin, end = "<!-- proximal step -->", "<!-- end proximal step -->"
+    head, rest = PAGE.read_text(encoding="utf-8").split(begin, 1)
+    parts = []
+    for section in bench.record.read(TARGET).values():
+        where = section["origin"]
+        on = where["machine"]["gpu"] or f"{where['machine']['cpu']}, one thread"
+        told = (
+            f"Measured by `{where['command']}` on {on}, torch {where['versions']['torch']}, commit {where['commit']}."
+        )
+        parts += [table(section["rows"]), told]
+    text = "\n\n".join(parts)
+    PAGE.write_text(f"{head}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}", encoding="utf-8")
 
 
 if __name__ == "__main__":
