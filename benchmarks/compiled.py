@@ -79,9 +79,11 @@ def cases() -> Iterator[Case]:
     yield Case("slopes", "slopes", {**dict.fromkeys(("x", "dy", "y"), HALF), **sums}, {**relu, **share}, "C per_split")
     tensors = dict.fromkeys(("x", "dy", "y", "dx", "dother"), HALF) | dict.fromkeys(("of_dy", "of_x", "summand"), FULL)
     yield Case("scaled_back", "scaled_back", tensors, {"ADDED": True, **relu, **share}, "C")
-    rows = dict.fromkeys(("W", "G", "first", "second", "anchor", "size", "root", "beta"), FULL)
+    rows = dict.fromkeys(("W", "G", "first", "second", "anchor", "size", "root", "pull"), FULL)
     steps = "w_row g_row first_row second_row anchor_row"
-    yield Case("adam", "adam", rows, {"ANCHORED": True, "DECAYED": False, "BLOCK": 1024}, steps)
+    for exact in (True, False):
+        known = {"ANCHORED": True, "EXACT": exact, "DECAYED": False, "BLOCK": 1024}
+        yield Case(f"adam, {'exact' if exact else 'gradient'}", "adam", rows, known, steps)
     gram = {"scale": None, "mean": None, "UNIT": 4, "SCALED": False, "SINGLE": True, "HALF": True, "BM": 128, "BK": 64}
     yield Case("gram", "gram", dict.fromkeys(("W", "out", "squares"), FULL), gram, "M per_split", 8)
     mixed = {"UNIT": 4, "SINGLE": True, "BM": 128, "BN": 64, "BK": 128}

@@ -199,10 +199,14 @@ def trained(
     round: int,
     *,
     penalty: Callable[[Tensor], Tensor] | None = None,
+    near: tuple[Tensor, float] | None = None,
     stream: str = "train",
     passes: int = 1,
 ) -> Tensor:
-    """Local training of one client with torch.optim and autograd on the loss plus `penalty(w)`."""
+    """Local training of one client with torch.optim and autograd on the loss plus `penalty(w)`.
+
+    near: an anchor u and beta; each step is followed by w <- argmin ||x - w||^2 / (2 lr) + ||x - u||^2 / (2 beta).
+    """
     module, local = module_at(assembly, row), assembly.config.local
     kind = torch.optim.Adam if local.optimiser == "adam" else torch.optim.SGD
     optimiser = kind(module.parameters(), lr=local.lr)
@@ -214,6 +218,10 @@ def trained(
             optimiser.zero_grad()
             loss.backward()
             optimiser.step()
+            if near is not None:
+                (u, beta), lr = near, local.lr
+                w = (vector_of(module) / lr + u / beta) / (1 / lr + 1 / beta)
+                vector_to_parameters(w, module.parameters())
     return vector_of(module)
 
 

@@ -63,6 +63,30 @@ def test_a_best_round_picked_on_test_data_flatters(relabelled):
             assert scores["bmta"] >= scores["last"] - 1e-12
 
 
+def fall(tmp_path, local, **settings):
+    """Points from FedAMP's best round to its last, in a long run made short: beta falls tenfold every other round."""
+    run = fedkin.run(
+        method="fedamp",
+        data={"name": "digits", "split": "practical"},
+        rounds=45,
+        local={"epochs": 2, **local},
+        settings={"beta_every": 2, **settings},
+        out=tmp_path / "run",
+    )
+    cloud = run.summary["models"]["cloud"]
+    return 100 * (cloud["bmta"] - cloud["last"])
+
+
+@pytest.mark.parametrize("local", [{}, {"optimiser": "sgd", "lr": 0.05}], ids=["adam", "sgd"])
+def test_a_long_run_keeps_what_it_has_learned(tmp_path, local):
+    """benchmarks/long_runs.py has 300 rounds of it, with the papers' decay."""
+    assert fall(tmp_path, local) < 1
+
+
+def test_under_adam_the_papers_form_of_the_proximal_term_forgets_it(tmp_path):
+    assert fall(tmp_path, {}, proximal="gradient") > 10
+
+
 @pytest.mark.slow
 def test_where_groups_agree_fedamp_is_above_separate_and_broad_collaboration_is_best(tmp_path):
     methods = ["separate", "fedavg", "fedprox", "scaffold", "apfl", "fedamp", "heurfedamp", "groups"]

@@ -24,7 +24,7 @@ from fedkin.runs.checkpoint import Checkpoint
 from fedkin.runs.config import resolve
 from fedkin.runs.folder import Writer
 from fedkin.studies.run import Run
-from fedkin.training.optimisers import Local, Optimiser
+from fedkin.training.optimisers import Local, Optimiser, Proximal
 
 METHODS = tuple(methods.names()) if ON_CPU else ("fedamp", "scaffold", "apfl", "perfedavg", "pfedme", "panacea")
 """All of them; on a GPU, where the same is asked to rounding only, one for each way to train."""
@@ -213,16 +213,18 @@ def test_rates_row_by_row_are_bit_equal_to_one_rate() -> None:
             W = torch.randn(7, 131, generator=source, dtype=dtype).to(DEVICE)
             gradients = torch.randn(20, 7, 127, generator=source, dtype=dtype).to(DEVICE)
             rates = torch.tensor([0.1, 0.01, 0.003, 0.1, 1 / 3, 1e-4, 0.07], dtype=torch.float64)[:, None].to(DEVICE)
+            anchor, beta = W.flip(0), torch.tensor([0.3, 0.1, 7.0, 1e-3, 0.07, 1e4, 0.01])[:, None].to(W)
             rows = W.clone()
             optimiser = Optimiser(local, rows, 127)
             for number, G in enumerate(gradients):
-                optimiser.step(rows, G[: 7 - number // 7].clone(), rates)
+                optimiser.step(rows, G[: 7 - number // 7].clone(), rates, Proximal(anchor, beta))
             for i in range(7):
                 row = W[i : i + 1].clone()
                 alone = Optimiser(local, row, 127)
                 for number, G in enumerate(gradients):
                     if i < 7 - number // 7:
-                        alone.step(row, G[i : i + 1].clone(), rates[i].item())
+                        own = Proximal(anchor[i : i + 1], beta[i : i + 1])
+                        alone.step(row, G[i : i + 1].clone(), rates[i].item(), own)
                 assert same(row[0], rows[i]), (kind, dtype, i)
 
 

@@ -292,7 +292,7 @@ def test_a_lost_upload_leaves_the_servers_row_and_the_client_starts_again_from_w
     for k in range(1, 7):
         u = run.rows(k, "cloud")
         for i in range(4):
-            expected = trained(run.a, i, acknowledged[i], k, penalty=lambda w, c=u[i]: (w - c).square().sum())
+            expected = trained(run.a, i, acknowledged[i], k, near=(u[i], 0.5))
             assert close(run.memories[k].personal[i], expected), "the client itself has what it trained"
             if i not in run.lost[k]:
                 acknowledged[i] = expected
@@ -608,7 +608,7 @@ def test_fedamps_newcomers_look_for_kin_among_the_known_that_were_heard_from(
     for k in (5, 6, 7):
         for at, i in enumerate((6, 7)):
             assert close(run.rows(k, "cloud")[at], U[i])
-            W[i] = trained(run.a, i, U[i], k, penalty=lambda w, u=U[i]: (w - u).square().sum())
+            W[i] = trained(run.a, i, U[i], k, near=(U[i], 0.5))
         for i in (6, 7):
             U[i] = sum(share * w for share, w in zip(kin_by_hand(W, hosts, i), W, strict=True))
     for at, i in enumerate((6, 7)):

@@ -226,20 +226,24 @@ def test_a_gradient_through_the_kernels_is_that_of_separate_modules(network: typ
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-@pytest.mark.parametrize("near", [True, False])
-def test_adam_takes_the_steps_of_the_plain_formula(decay: float, near: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("near", ["exact", "gradient", None])
+@pytest.mark.parametrize("rates", [1e-2, [1e-2, 1e-3, 5e-2]], ids=["one rate", "a rate a row"])
+def test_adam_takes_the_steps_of_the_plain_formula(
+    decay: float, near: str | None, rates: float | list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Rows of different lengths in memory, clients that stop earlier, and a proximal term."""
+    lr = torch.tensor(rates, dtype=torch.float64)[:, None].to(DEVICE) if isinstance(rates, list) else rates
     start, anchor = torch.randn(3, 50).to(DEVICE), torch.randn(3, 60).to(DEVICE)
     G = torch.randn(4, 3, 40).to(DEVICE)
-    beta = torch.tensor([[0.5], [1.0], [2.0]]).to(DEVICE)
+    beta = torch.tensor([[1e-3], [1.0], [0.2]]).to(DEVICE)
     rows = []
     for fused in (True, False):
         monkeypatch.setattr(launching, "usable", lambda x, fused=fused: fused)
         W = start.clone()
         optimiser = Optimiser(Local(weight_decay=decay), W, 40)
         for step in range(4):
-            extra = Proximal(anchor, beta) if near else None
-            optimiser.step(W, G[step, : 3 - step // 2].clone(), 1e-2, extra)
+            extra = Proximal(anchor, beta, near == "exact") if near else None
+            optimiser.step(W, G[step, : 3 - step // 2].clone(), lr, extra)
         rows.append(W)
     assert torch.allclose(rows[0], rows[1], rtol=1e-6, atol=1e-7)
     assert torch.equal(rows[0][:, 40:], start[:, 40:])

@@ -6,7 +6,7 @@ import math
 import statistics
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -94,6 +94,7 @@ def by_hand(
     every: int = 30,
     start: str = "cloud",
     top: int = 0,
+    form: str = "exact",
 ) -> dict[int, dict[str, Tensor]]:
     """All rounds, one client at a time: what xi, u and w are in each."""
     m, initial = len(assembly.problem), assembly.problem.initial
@@ -104,7 +105,8 @@ def by_hand(
         if k > 1:
             trust = [trusted(assembly, i, W, xi[i]) for i in range(m)]
         U = [sum((xi[i][j] * W[j] for j in range(m)), torch.zeros_like(initial)) for i in range(m)]
-        W = [_near(assembly, i, W[i] if start == "local" else U[i], U[i], beta[i], decay, every, k) for i in range(m)]
+        at = [b * decay ** ((k - 1) // every) for b in beta]
+        W = [_near(assembly, i, W[i] if start == "local" else U[i], U[i], at[i], k, form) for i in range(m)]
         history[k] = {"xi": torch.tensor(xi, dtype=torch.float64), "cloud": torch.stack(U), "personal": torch.stack(W)}
     return history
 
@@ -121,9 +123,10 @@ def trusted(assembly: Assembly, i: int, W: list[Tensor], row: list[float]) -> fl
     return max(1 / 256, min(1.0, (known[0] + 0.05) / (known[1] + 0.05) / 0.6) ** 3)
 
 
-def _near(a: Assembly, i: int, start: Tensor, u: Tensor, beta: float, decay: float, every: int, k: int) -> Tensor:
-    beta_k = beta * decay ** ((k - 1) // every)
-    return trained(a, i, start, k, penalty=lambda w: (w - u).square().sum() / (2 * beta_k))
+def _near(a: Assembly, i: int, start: Tensor, u: Tensor, beta: float, k: int, form: str) -> Tensor:
+    if form == "exact":
+        return trained(a, i, start, k, near=(u, beta))
+    return trained(a, i, start, k, penalty=lambda w: (w - u).square().sum() / (2 * beta))
 
 
 def follows(run: Watched, history: dict[int, dict[str, Tensor]]) -> None:
@@ -154,6 +157,11 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"top": 1, "sigma": 0.7, "weight_on_others": 0.6, "beta": 0.4},
         {"top": 1, "sigma": 0.7, "tau": [0.6] * 4, "beta": [0.4] * 4},
     ),
+    "the gradient": ({"beta": 0.4, "proximal": "gradient"}, {"beta": [0.4] * 4, "form": "gradient"}),
+    "the gradient, beta falls": (
+        {"beta": 2.0, "beta_decay": 0.05, "beta_every": 2, "proximal": "gradient"},
+        {"beta": [2.0] * 4, "decay": 0.05, "every": 2, "form": "gradient"},
+    ),
     "from the client's own model": ({"init_from": "local", "beta": 0.4}, {"start": "local", "beta": [0.4] * 4}),
 }
 
@@ -161,7 +169,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("method", BOTH)
 def test_every_round_is_the_preprints_equations(tmp_path: Path, method: str, case: str) -> None:
-    """Cloud models, personal models and xi, with autograd on loss + ||w - u||^2 / (2 beta) and torch's Adam."""
+    """Cloud models, personal models and xi. The papers' form: autograd on loss + ||w - u||^2 / (2 beta), torch's Adam;
+    the exact one: torch's Adam on the loss, each step followed by the proximal term's minimiser in closed form."""
     settings, plain = CASES[case]
     run = simulate(tmp_path, method=method, settings=settings)
     follows(run, by_hand(run.a, method, **plain))
@@ -185,12 +194,17 @@ class Recorder:
         return W + 1
 
 
+@pytest.mark.parametrize("form", ["exact", "gradient"])
 @pytest.mark.parametrize("round", [1, 30, 31, 60, 61, 90, 91, 121, 150])
-def test_the_proximal_gradient_is_w_minus_u_over_beta_and_beta_falls_tenfold_every_thirty_rounds(round: int) -> None:
+def test_the_proximal_gradient_is_w_minus_u_over_beta_and_beta_falls_tenfold_every_thirty_rounds(
+    round: int, form: Literal["exact", "gradient"]
+) -> None:
     u, w = torch.randn(4, 9, dtype=torch.float64), torch.randn(4, 7, dtype=torch.float64)
     cohort = Recorder(NAMES, 7)
-    FedAMP().train(cohort, State(u=u), State(personal=u), round)  # type: ignore[arg-type]
+    FedAMP(proximal=form).train(cohort, State(u=u), State(personal=u), round)  # type: ignore[arg-type]
     beta = 1e4 * 0.1 ** math.floor((round - 1) / 30)
+    assert cohort.extra.exact == (form == "exact")
+    assert torch.allclose(cohort.extra.share(0.3), torch.full((4, 1), 0.3 / (0.3 + beta)).double(), rtol=1e-6, atol=0)
     for k in (4, 2):
         assert torch.allclose(cohort.extra(w[:k], k), (w - u[:, :7])[:k] / beta, rtol=1e-12, atol=0)
 
@@ -407,12 +421,8 @@ def test_independent_starts_differ_from_each_other_and_are_heard_from_at_once(tm
     assert close(first.xi, xi)
     cloud = run.rows(1, "cloud")
     assert not any(torch.equal(cloud[i], cloud[j]) for i in range(4) for j in range(i))
-    expected = [trained(run.a, i, u, 1, penalty=_pull(u)) for i, u in enumerate(cloud)]
+    expected = [trained(run.a, i, u, 1, near=(u, 0.4)) for i, u in enumerate(cloud)]
     assert close(run.rows(1, "personal"), torch.stack(expected))
-
-
-def _pull(u: Tensor) -> Any:
-    return lambda w: (w - u).square().sum() / 0.8
 
 
 def test_pretraining_is_one_exchange_alone_that_is_neither_scored_nor_counted(tmp_path: Path) -> None:
@@ -460,9 +470,7 @@ def test_in_theory_mode_the_server_takes_a_gradient_step_and_rows_of_xi_sum_to_o
         (slope,) = torch.autograd.grad(total, W)
         assert close(run.rows(k + 1, "cloud"), (W - alpha * slope).detach(), 1e-10)
     u = run.rows(2, "cloud")
-    beta = alpha / 0.5
-    nearby = trained(run.a, 0, u[0], 2, penalty=lambda w: (w - u[0]).square().sum() / (2 * beta))
-    assert close(run.rows(2, "personal")[0], nearby)
+    assert close(run.rows(2, "personal")[0], trained(run.a, 0, u[0], 2, near=(u[0], alpha / 0.5)))
 
 
 def test_the_theorems_step_is_lambda_over_the_root_of_the_rounds(tmp_path: Path) -> None:
@@ -520,6 +528,53 @@ def test_attention_can_look_at_the_head_at_named_layers_or_at_updates(tmp_path: 
 def test_settings_that_cannot_be_are_answered_with_a_sentence(settings: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
         ready(method="fedamp", settings=settings)
+
+
+GRADIENT = {"proximal": "gradient"}
+SGD = {"optimiser": "sgd", "lr": 0.05}
+
+
+@pytest.mark.parametrize(
+    ("settings", "local", "words"),
+    [
+        ({}, {}, r"first in round 181: the rate is 0\.05 and beta is 0\.01, a ratio of 5\. .*at most 0\.002\."),
+        ({"beta": 0.02}, {}, r"first in round 1: the rate is 0\.05 and beta is 0\.02, a ratio of 2\.5\. "),
+        ({"beta": {**dict.fromkeys(NAMES, 1e9), "c": 0.02}}, {}, r"first in round 1: .* beta is 0\.02"),
+        ({"beta_every": 10, "beta": 1.0}, {}, r"first in round 21: the rate is 0\.05 and beta is 0\.01"),
+        (
+            {},
+            {"lr": 0.3, "schedule": "step", "schedule_every": 100},
+            r"first in round 181: the rate is 0\.03 and beta is 0\.01, a ratio of 3\. .*at most 0\.2\.",
+        ),
+        (
+            {"mode": "theory", "sigma": 1.0, "alpha": 0.01, "strength": 2.0},
+            {},
+            r"round 1: .* beta is 0\.005, a ratio of 10",
+        ),
+        (
+            {"mode": "theory", "sigma": 1.0},
+            {"lr": 0.2},
+            r"round 1: .* beta is 0\.0666667, a ratio of 3\..* at most 0\.133",
+        ),
+    ],
+)
+def test_a_gradient_that_would_diverge_under_sgd_is_refused_with_the_round(
+    settings: dict[str, Any], local: dict[str, Any], words: str
+) -> None:
+    """225 rounds: beta falls from 1e4 to 1e-3 in the 211th."""
+    with pytest.raises(ConfigError, match=words):
+        ready(method="fedamp", settings={**GRADIENT, **settings}, local={**SGD, **local}, rounds=225)
+    ready(method="fedamp", settings=settings, local={**SGD, **local}, rounds=225)
+    ready(method="fedamp", settings={**GRADIENT, **settings}, local={"lr": 0.05}, rounds=225)
+
+
+def test_a_gradient_that_does_not_diverge_is_not_refused() -> None:
+    ready(method="fedamp", settings=GRADIENT, local=SGD, rounds=180)
+    ready(method="heurfedamp", settings=GRADIENT, local=SGD, rounds=180)
+    with pytest.raises(ConfigError, match="round 181"):
+        ready(method="heurfedamp", settings=GRADIENT, local=SGD, rounds=181)
+    ready(method="fedamp", settings={**GRADIENT, "beta_decay": 1.0}, local=SGD, rounds=1000)
+    ready(method="fedamp", settings={**GRADIENT, "beta": 0.025, "beta_decay": 1.0}, local=SGD)
 
 
 @pytest.mark.parametrize("settings", [{"mode": "theory", "sigma": 1.0}, {"attention": "mcp"}])

@@ -64,15 +64,41 @@ def test_fedavg_averages_running_statistics_like_the_rest(tmp_path: Path) -> Non
 # ---- FedProx ----
 
 
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+@pytest.mark.parametrize("mu", [0.01, 2.0, 400.0])
+def test_fedprox_pulls_clients_to_the_global_model_while_they_train(tmp_path: Path, mu: float, optimiser: str) -> None:
+    """Also where SGD's rate times mu is 8, and the gradient of the pull would diverge."""
+    run = simulate(tmp_path, method="fedprox", settings={"mu": mu}, local={"optimiser": optimiser})
+    w = run.problem.initial
+    for k in (1, 2, 3):
+        w = averaged(run, k, [trained(run.a, i, w, k, near=(w, 1 / mu)) for i in range(4)])
+        assert close(run.servers[k].w, w)
+
+
 @pytest.mark.parametrize("mu", [0.01, 2.0])
-def test_fedprox_pulls_clients_to_the_global_model_while_they_train(tmp_path: Path, mu: float) -> None:
-    run = simulate(tmp_path, method="fedprox", settings={"mu": mu})
+def test_fedprox_in_the_papers_form_adds_the_gradient_of_the_pull(tmp_path: Path, mu: float) -> None:
+    run = simulate(tmp_path, method="fedprox", settings={"mu": mu, "proximal": "gradient"})
     w = run.problem.initial
     for k in (1, 2, 3):
         centre = w
         rows = [trained(run.a, i, w, k, penalty=lambda x, c=centre: mu / 2 * (x - c).square().sum()) for i in range(4)]
         w = averaged(run, k, rows)
         assert close(run.servers[k].w, w)
+
+
+def test_fedprox_refuses_a_pull_whose_gradient_diverges_under_sgd() -> None:
+    settings, local = {"mu": 150.0, "proximal": "gradient"}, {"optimiser": "sgd"}
+    words = r"first in round 1: the rate is 0\.02 and 1 / mu is 0\.00666667, a ratio of 3\..*at most 0\.0133333\."
+    with pytest.raises(ConfigError, match=words):
+        ready(method="fedprox", settings=settings, local=local)
+    ready(method="fedprox", settings={**settings, "mu": 99.0}, local=local)
+    ready(method="fedprox", settings=settings)
+
+
+def test_running_statistics_are_not_pulled_to_the_global_model(tmp_path: Path) -> None:
+    run = simulate(tmp_path, model=normed, method="fedprox", settings={"mu": 1e9}, rounds=1)
+    moved, d = (run.servers[1].w - run.problem.initial).abs(), run.problem.layout.parameters
+    assert moved[:d].max() < 1e-6 and moved[d:].max() > 0.1
 
 
 def test_fedprox_finetuned_is_a_plain_pass_of_its_own(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from fedkin.base import streams
 from fedkin.base.settings import ConfigError
 from fedkin.base.state import State
 from fedkin.data.federation import Federation
+from fedkin.engines.assembly import Assembly
 from fedkin.engines.simulation import Interrupted
 from fedkin.methods import sfl
 from fedkin.runs.config import resolve
@@ -55,19 +56,33 @@ def spread(V: list[Tensor], graph: Tensor, power: int, alpha: float) -> list[Ten
     return [alpha * u + (1 - alpha) * v for u, v in zip(U, V, strict=True)]
 
 
-def follows(run: Watched, *, way: str, strength: float, power: int, alpha: float) -> None:
-    a, graph, penalty = run.a, run.a.problem.graph, WAYS[way]
+def trained_near(
+    a: Assembly,
+    i: int,
+    g: Tensor,
+    u: Tensor,
+    k: int,
+    *,
+    way: str = "squared",
+    strength: float = 0.3,
+    form: str = "exact",
+) -> Tensor:
+    """A client that starts at g and is held near both g and u."""
+    if way == "squared" and form == "exact":
+        # lambda / 2 (||w - u||^2 + ||w - g||^2) is lambda ||w - (u + g) / 2||^2 and a constant.
+        return trained(a, i, g, k, near=((u + g) / 2, 1 / (2 * strength)))
+    return trained(a, i, g, k, penalty=lambda w: strength * (WAYS[way](w - u) + WAYS[way](w - g)))
+
+
+def follows(run: Watched, *, way: str, strength: float, power: int, alpha: float, form: str = "exact") -> None:
+    a, graph = run.a, run.a.problem.graph
     assert graph is not None
     g = a.problem.initial
     U = personal = [g] * len(a.problem)
     for k in range(1, a.config.rounds + 1):
         V, personal = list(U), list(personal)
         for i in run.took_part(k):
-
-            def held(w: Tensor, g: Tensor = g, u: Tensor = U[i]) -> Tensor:
-                return strength * (penalty(w - u) + penalty(w - g))
-
-            V[i] = personal[i] = trained(a, i, g, k, penalty=held)
+            V[i] = personal[i] = trained_near(a, i, g, U[i], k, way=way, strength=strength, form=form)
         assert close(run.rows(k, "cloud"), torch.stack(U)), f"u_i of round {k}"
         assert close(run.rows(k, "global"), g.expand(len(U), -1)), f"g of round {k}"
         assert close(run.rows(k, "personal"), torch.stack(personal)), f"v_i of round {k}"
@@ -87,6 +102,19 @@ def test_every_round_is_the_algorithm(tmp_path: Path, way: str, sample: float) -
     )
     follows(run, way=way, strength=0.7, power=3, alpha=1.0)
     assert run.method.headline == "cloud"
+
+
+def test_the_papers_form_adds_the_gradient_of_the_regulariser(tmp_path: Path) -> None:
+    run = simulate(tmp_path, related(APART), method="sfl", settings={"proximal": "gradient", "strength": 0.7})
+    follows(run, way="squared", strength=0.7, power=3, alpha=1.0, form="gradient")
+
+
+def test_a_regulariser_whose_gradient_diverges_under_sgd_is_refused() -> None:
+    settings, local = {"proximal": "gradient", "strength": 75.0}, {"optimiser": "sgd"}
+    with pytest.raises(ConfigError, match=r"1 / \(2 strength\) is 0\.00666667, a ratio of 3\."):
+        ready(related(PATH), method="sfl", settings=settings, local=local)
+    for other in ({"proximal": "exact"}, {"regulariser": "norm"}, {"strength": 45.0}):
+        ready(related(PATH), method="sfl", settings={**settings, **other}, local=local)
 
 
 @pytest.mark.parametrize(("power", "alpha"), [(1, 1.0), (2, 0.4)])
@@ -201,11 +229,7 @@ def test_newcomers_get_the_mean_of_the_neighbours_that_were_there_or_the_global_
     assert torch.equal(run.rows(5, "global"), g.expand(2, -1))
     assert close(run.server.xi[4:], torch.tensor([[0.25, 0, 0.75, 0, 0, 0], [0.25] * 4 + [0, 0]]).double(), 1e-14)
     for i in range(2):
-
-        def held(w: Tensor, u: Tensor = expected[i]) -> Tensor:
-            return 0.15 * ((w - u).square().sum() + (w - g).square().sum())
-
-        assert close(run.rows(5, "personal")[i], trained(run.a, 4 + i, g, 5, penalty=held))
+        assert close(run.rows(5, "personal")[i], trained_near(run.a, 4 + i, g, expected[i], 5))
 
 
 # ---- SFL*: the learned graph ----

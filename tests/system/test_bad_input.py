@@ -497,6 +497,13 @@ case("an unknown generator", f"{DOMAINS} --method panacea --generator none", "ge
 case("no graph layer", f"{DOMAINS} --method panacea_gn --layers 0", "settings.layers = 0")
 case("a hypernetwork without width", f"{DOMAINS} --method pfedhn --settings.hidden 0", "settings.hidden = 0")
 case("a leash that overshoots", f"{DOMAINS} --method pfedme --eta 0.5 --strength 15", "0.5 * 15", "7.5", "settings.eta")
+case(
+    "a proximal gradient that diverges",
+    f"{DOMAINS} --method fedamp --proximal gradient --beta 0.01 --local.optimiser sgd --local.lr 0.1",
+    "first in round 1",
+    "0.1 and beta is 0.01, a ratio of 10",
+    "at most 0.02",
+)
 case("an unknown Hessian", f"{DOMAINS} --method perfedavg --hessian none", "hessian", "'exact'")
 case("a rate below zero", f"{DOMAINS} --method perfedavg --settings.alpha -1", "settings.alpha = -1")
 case("a difference of length zero", f"{DOMAINS} --method perfedavg --settings.delta 0", "settings.delta = 0")

@@ -390,7 +390,7 @@ def test_a_comparison_takes_a_file_seeds_and_settings_for_one_method(fedkin, tmp
     said = fedkin("compare", "own.toml", "--methods", "fedavg, fedprox", "--seed", "4", "--out", "c")
     assert said.code == 0, said.err
     assert sorted(p.name for p in (tmp_path / "c").glob("*-seed*")) == ["fedavg-seed4", "fedprox-seed4"]
-    assert Run(tmp_path / "c" / "fedprox-seed4").config["settings"] == {"mu": 0.25}
+    assert Run(tmp_path / "c" / "fedprox-seed4").config["settings"] == {"mu": 0.25, "proximal": "exact"}
     assert fedkin("compare", "own.toml", "seed=6", "--methods", "fedprox", "--seeds", "2", "--out", "d").code == 0
     assert sorted(p.name for p in (tmp_path / "d").glob("*-seed*")) == ["fedprox-seed6", "fedprox-seed7"]
 

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from fedkin.training import optimisers
-from fedkin.training.optimisers import Local, Optimiser
+from fedkin.training.optimisers import Local, Optimiser, Proximal
 
 SGD = [
     {"lr": 0.1},
@@ -62,28 +62,39 @@ def gradients(W: Tensor, k: int, d: int, step: int) -> Tensor:
     return torch.stack([gradient(W[i, :d], i, step) for i in range(k)])
 
 
-def by_torch(local: Local, W: Tensor, steps: list[int], lr: float | None = None) -> Tensor:
-    """Rows after `steps[i]` steps of client i, each with a parameter and a torch optimiser of its own."""
+def by_torch(
+    local: Local, W: Tensor, steps: list[int], rates: list[float] | None = None, near: Proximal | None = None
+) -> Tensor:
+    """Rows after `steps[i]` steps of client i, each with a parameter and a torch optimiser of its own.
+
+    near: each step is followed by the minimiser of ||w - z||^2 / (2 rate) + ||w - u||^2 / (2 beta), z where it ended.
+    """
     rows = []
     for i, count in enumerate(steps):
-        w = nn.Parameter(W[i].clone())
-        optimiser = torchs(local if lr is None else local.model_copy(update={"lr": lr}), w)
+        w, lr = nn.Parameter(W[i].clone()), local.lr if rates is None else rates[i]
+        optimiser = torchs(local.model_copy(update={"lr": lr}), w)
         for step in range(count):
             w.grad = gradient(w.detach(), i, step)
             if local.clip:
                 nn.utils.clip_grad_norm_([w], local.clip)
             optimiser.step()
+            if near is not None:
+                u, beta = near.anchor[i, : len(w)], near.beta[i].item()
+                w.data = (w.data / lr + u / beta) / (1 / lr + 1 / beta)
         rows.append(w.detach())
     return torch.stack(rows)
 
 
-def by_rows(local: Local, W: Tensor, steps: list[int]) -> Tensor:
+def by_rows(
+    local: Local, W: Tensor, steps: list[int], rates: list[float] | None = None, near: Proximal | None = None
+) -> Tensor:
     """The same over rows; clients have to be sorted by falling number of steps."""
     W, d = W.clone(), W.shape[1]
     optimiser = Optimiser(local, W, d)
+    lr = local.lr if rates is None else torch.tensor(rates, dtype=torch.float64, device=DEVICE)[:, None]
     for step in range(max(steps)):
         k = sum(count > step for count in steps)
-        optimiser.step(W, gradients(W, k, d, step), local.lr)
+        optimiser.step(W, gradients(W, k, d, step), lr, near)
     return W
 
 
@@ -206,6 +217,115 @@ def test_single_precision_adam_corrects_its_bias_in_double() -> None:
     W = torch.zeros(1, 1, device=DEVICE)
     Optimiser(Local(lr=1.0, eps=1e-30), W, 1).step(W, torch.ones_like(W), 1.0)
     assert W.item() == pytest.approx(-1.0, abs=3e-7)
+
+
+# The proximal step
+
+
+def near(m: int, d: int, dtype: torch.dtype = torch.float64) -> Proximal:
+    """Anchors with columns that are no parameters, and a beta for each client: from far below a rate to far above."""
+    beta = torch.tensor([[3e-4], [0.02], [0.5], [40.0]][:m])
+    return Proximal(start(m + 1, d + 3, dtype)[1:], beta.to(DEVICE, dtype))
+
+
+CLIPPED = [Local(optimiser=kind, lr=0.1, clip=0.5) for kind in ("sgd", "adam")]
+with_clipped = pytest.mark.parametrize("local", SETTINGS + CLIPPED, ids=words)
+
+
+@with_clipped
+def test_a_step_near_an_anchor_minimises_the_linearised_problem(local: Local) -> None:
+    """<p, w> + ||w - w0||^2 / (2 rate) + ||w - u||^2 / (2 beta) has no slope there; -rate p is the optimiser's step."""
+    W, extra = start(4, 7), near(4, 7)
+    plain = by_torch(local, W, [1] * 4)
+    p = (W - plain) / local.lr
+    w = by_rows(local, W, [1] * 4, near=extra).requires_grad_()
+    prox = ((w - extra.anchor[:, :7]).square() / (2 * extra.beta)).sum()
+    ((p * w).sum() + (w - W).square().sum() / (2 * local.lr) + prox).backward()
+    assert w.grad is not None
+    assert (w.grad.abs() <= 1e-9 * (1 / local.lr + 1 / extra.beta)).all()
+    assert ((w - plain).abs() > 1e-5).any(1).all()
+
+
+@with_clipped
+@pytest.mark.parametrize("rates", [None, [0.1, 0.02, 0.3, 1e-3]], ids=["one rate", "a rate a row"])
+def test_steps_near_an_anchor_are_torchs_each_followed_by_the_closed_form(
+    local: Local, rates: list[float] | None
+) -> None:
+    W, steps, extra = start(4, 7), [25, 11, 11, 1], near(4, 7)
+    expected = by_torch(local, W, steps, rates, extra)
+    torch.testing.assert_close(by_rows(local, W, steps, rates, extra), expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("local", LONG_ROWS, ids=words)
+def test_long_rows_are_held_near_their_anchors(local: Local) -> None:
+    d, steps, rates = optimisers.LONG + 5, [6, 4, 1], [0.1, 0.02, 0.3]
+    W, extra = start(3, d, torch.float32), near(3, d, torch.float32)
+    expected = by_torch(local, W, steps, rates, extra)
+    torch.testing.assert_close(by_rows(local, W, steps, rates, extra), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("local", "d"),
+    [*((local, 7) for local in SETTINGS), (Local(lr=1e-2), optimisers.LONG)],
+    ids=lambda x: words(x) if isinstance(x, Local) else str(x),
+)
+def test_the_shorter_the_leash_the_nearer_and_never_beyond(local: Local, d: int) -> None:
+    """beta = 0 ends at the anchor and infinity where the optimiser does, bit for bit; between, on the way from one to
+    the other: a gradient of the proximal term would overshoot as soon as rate / beta > 2."""
+    W, u = start(2, d, torch.float32), start(3, d, torch.float32)[1:]
+    free, before = by_rows(local, W, [1, 1]), torch.zeros(2, d, device=DEVICE)
+    assert torch.equal(by_rows(local, W, [1, 1], near=Proximal(u, torch.zeros(2, 1, device=DEVICE))), u)
+    for a in (1e9, 1e3, 3.0, 1.0, 0.1, 1e-3):
+        beta = torch.full((2, 1), local.lr / a, device=DEVICE)
+        w = by_rows(local, W, [1, 1], near=Proximal(u, beta))
+        assert ((w >= torch.minimum(u, free) - 1e-6) & (w <= torch.maximum(u, free) + 1e-6)).all()
+        assert ((w - u).abs() >= before - 1e-6).all()
+        before = (w - u).abs()
+    infinite = torch.full((2, 1), math.inf, device=DEVICE)
+    assert torch.equal(by_rows(local, W, [1, 1], near=Proximal(u, infinite)), free)
+
+
+@pytest.mark.parametrize("ratio", [2.5, 100.0, 1e6])
+def test_sgd_reaches_the_proximal_minimum_at_rates_where_its_gradient_form_diverges(ratio: float) -> None:
+    """F(w) = (w - c)^T H (w - c) / 2: the minimum of F(w) + ||w - u||^2 / (2 beta) is known."""
+    H, c, u = torch.tensor([[0.1, 1.0, 5.0]]).double(), start(2, 3).cpu(), start(3, 3).cpu()[1:]
+    beta, ends = torch.full((2, 1), 0.1 / ratio, dtype=torch.float64), {}
+    for exact in (True, False):
+        W = torch.zeros(2, 3, dtype=torch.float64)
+        optimiser = Optimiser(Local(optimiser="sgd", lr=0.1), W, 3)
+        for _ in range(60):
+            optimiser.step(W, H * (W - c), 0.1, Proximal(u, beta, exact))
+        ends[exact] = W
+    torch.testing.assert_close(ends[True], (H * c + u / beta) / (H + 1 / beta), rtol=1e-9, atol=1e-9)
+    assert not ((ends[False] - u).abs() < 1e3).any()
+
+
+def wandered(beta: float, exact: bool) -> float:
+    """How far a client, held to where its last round ended, gets in 50 rounds of gradients that are noise."""
+    source, u = torch.Generator().manual_seed(0), torch.zeros(1, 500)
+    for _ in range(50):
+        W, near = u.clone(), Proximal(u, torch.full((1, 1), beta), exact)
+        optimiser = Optimiser(Local(lr=0.01), W, 500)
+        for _ in range(10):
+            optimiser.step(W, W + torch.randn(1, 500, generator=source), 0.01, near)
+        u = W
+    return float(u.square().mean().sqrt())
+
+
+def test_under_adam_a_short_leash_holds_and_the_gradient_of_one_does_not() -> None:
+    """Adam makes steps of one size of any gradient, so that a smaller beta changes nothing: a random walk is left."""
+    assert wandered(1e-4, exact=True) < 0.12 * wandered(1e-3, exact=True)
+    assert wandered(1e-4, exact=False) > 0.9 * wandered(1e-3, exact=False)
+    assert wandered(1e-4, exact=True) < 0.01 * wandered(1e-4, exact=False)
+
+
+@every
+def test_what_is_not_a_parameter_has_no_anchor(local: Local) -> None:
+    W, extra = start(3, 8), near(3, 5)
+    before = W.clone()
+    Optimiser(local, W, 5).step(W, gradients(W, 2, 5, 0), local.lr, extra)
+    assert torch.equal(W[:, 5:], before[:, 5:]) and torch.equal(W[2], before[2])
+    assert (W[:2, :5] != before[:2, :5]).any(1).all()
 
 
 # Clipping

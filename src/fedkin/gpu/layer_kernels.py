@@ -508,17 +508,21 @@ def adam(
     eps: float,
     decay: float,
     near: Near | None,
+    share: Tensor | None,
 ) -> None:
-    """A step of Adam for the rows of w (k, d), in place; `size` and `root` (k, 1): see `Optimiser.step`."""
+    """A step of Adam for the rows of w (k, d), in place; `size`, `root` (k, 1): see `Optimiser.step`.
+
+    With `share` (·, 1) weights then go that share of their way to the anchor; without, `near` adds to the gradient."""
     from . import triton_kernels
 
     k, d = G.shape
     anchored = [] if near is None else [near.anchor]
     assert all(tensor.stride(1) == 1 for tensor in (w, G, first, second, *anchored)), "rows lie in one piece each"
+    pull = share if share is not None or near is None else near.beta
     launch(
         triton_kernels.adam, (cdiv(d, 1024), k),
-        w, G, first, second, near and near.anchor, size, root, near and near.beta,
+        w, G, first, second, near and near.anchor, size, root, pull,
         d, w.stride(0), G.stride(0), first.stride(0), second.stride(0), near.anchor.stride(0) if near else 0,
         1 - betas[0], betas[1], 1 - betas[1], eps, decay,
-        ANCHORED=near is not None, DECAYED=decay != 0, BLOCK=1024,
+        ANCHORED=near is not None, EXACT=share is not None, DECAYED=decay != 0, BLOCK=1024,
     )  # fmt: skip

@@ -384,14 +384,15 @@ def scaled_back(
 
 @triton.jit
 def adam(
-    W, G, first, second, anchor, size, root, beta,
+    W, G, first, second, anchor, size, root, pull,
     d, w_row, g_row, first_row, second_row, anchor_row,
     share1, keep2, share2, eps, decay,
-    ANCHORED: tl.constexpr, DECAYED: tl.constexpr, BLOCK: tl.constexpr,
+    ANCHORED: tl.constexpr, EXACT: tl.constexpr, DECAYED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One step of Adam for every row of W: the formulas of `Optimiser.step`, each number read and written once.
 
-    ANCHORED: the gradient of ||w - anchor||^2 / (2 beta) is added, beta (k,).
+    ANCHORED: the gradient of ||w - anchor||^2 / (2 pull) is added, pull (k,); EXACT: in its place weights go, after
+    their step, the share `pull` of the way to the anchor, rounded as torch's `lerp` has it.
     """
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -399,7 +400,9 @@ def adam(
     w = tl.load(W + row * w_row + column, mask=real)
     g = tl.load(G + row * g_row + column, mask=real)
     if ANCHORED:
-        g += (w - tl.load(anchor + row * anchor_row + column, mask=real)) / tl.load(beta + row)
+        u, p = tl.load(anchor + row * anchor_row + column, mask=real), tl.load(pull + row)
+        if not EXACT:
+            g += (w - u) / p
     if DECAYED:
         g += decay * w
     m = tl.load(first + row * first_row + column, mask=real)
@@ -407,6 +410,8 @@ def adam(
     m += share1 * (g - m)
     v = v * keep2 + share2 * (g * g)
     w -= m / ((tl.sqrt(v) / tl.load(root + row) + eps) / tl.load(size + row))
+    if EXACT:
+        w = tl.where(p < 0.5, w + p * (u - w), u - (1 - p) * (u - w))
     tl.store(first + row * first_row + column, m, mask=real)
     tl.store(second + row * second_row + column, v, mask=real)
     tl.store(W + row * w_row + column, w, mask=real)

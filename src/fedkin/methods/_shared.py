@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 
 from ..maths.collaboration import mix
-from ._method import Message, Method, Problem, Rng, Server, State, Tensor
+from ._method import Local, Message, Method, Problem, Proximal, Rng, Server, State, Tensor
 
 Auto = Literal["auto"]
 Positive = Annotated[float, Field(gt=0)]
@@ -17,6 +18,10 @@ Share = Annotated[float, Field(ge=0, le=1)]
 EachPositive = Positive | dict[str, Positive]
 EachShare = Share | dict[str, Share]
 """One number for all clients, or one for each by name."""
+Form = Annotated[
+    Literal["exact", "gradient"],
+    Field(description="exact: the term's own step after each of the optimiser's; gradient: in them, as in the papers"),
+]
 
 
 class GlobalModel(Method):
@@ -53,3 +58,26 @@ def check_per_client(names: Sequence[str], *settings: str | float | dict[str, fl
         missing = [name for name in names if isinstance(setting, dict) and name not in setting]
         if missing:
             raise ValueError(f"A value for each client was begun, but {', '.join(missing[:5])} has none.")
+
+
+def held_near(anchor: Tensor, strength: float, form: Form) -> Proximal | None:
+    """(strength / 2) ||w - anchor||^2, for clients with anchors (m, D); None where that is nothing."""
+    if not strength:
+        return None
+    return Proximal(anchor, torch.full_like(anchor[:, :1], 1 / strength), form == "exact")
+
+
+def check_proximal(form: Form, local: Local, rounds: int, beta: Callable[[int], float], named: str = "beta") -> None:
+    """Raises ValueError where SGD on the gradient of ||w - u||^2 / (2 beta_k) would diverge in a round k of the run."""
+    if form == "exact" or local.optimiser != "sgd":
+        return
+    steps = [(local.lr_at(k, rounds), max(beta(k), sys.float_info.min)) for k in range(1, rounds + 1)]
+    k = next((k for k, (rate, held) in enumerate(steps, 1) if rate / held > 2), None)
+    if k is not None:
+        rate, held = steps[k - 1]
+        most = 2 * local.lr / max(rate / held for rate, held in steps)
+        raise ValueError(
+            f'settings.proximal = "gradient" diverges under SGD where rate / beta > 2, here first in round {k}: '
+            f"the rate is {rate:g} and {named} is {held:g}, a ratio of {rate / held:g}. Take settings.proximal = "
+            f'"exact", or a rate of at most {most:g}.'
+        )

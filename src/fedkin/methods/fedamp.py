@@ -10,7 +10,7 @@ from pydantic import Field
 from ..maths import collaboration as co
 from ..maths.attention import Kind, named
 from ..training.optimisers import Proximal
-from . import _newcomers, _theory, _trust
+from . import _newcomers, _shared, _theory, _trust
 from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
 from ._shared import Auto, EachPositive, EachShare, Positive, check_per_client, drawn_start, per_client
 
@@ -24,18 +24,17 @@ class FedAMP(Method):
     headline = "cloud"
     remembers = "personal"
     newcomer_rounds = 3
-    training = frozenset({"beta", "beta_decay", "beta_every", "init_from", "mode", "alpha", "strength"})
+    training = frozenset({"beta", "beta_decay", "beta_every", "proximal", "init_from", "mode", "alpha", "strength"})
 
     sigma: Annotated[Auto | Positive, Field(description="width of attention; auto: from the models")] = "auto"
     weight_on_others: Annotated[
         Auto | Literal["attention"] | EachShare,
         Field(description="tau; a number, one a client, attention: by its entropy, auto: that times trust in others"),
     ] = "auto"
-    beta: Annotated[
-        EachPositive, Field(description="step of the proximal term ||w - u||^2 / (2 beta); one number or one a client")
-    ] = 1e4
+    beta: Annotated[EachPositive, Field(description="of the proximal term ||w - u||^2 / (2 beta); or one each")] = 1e4
     beta_decay: Annotated[float, Field(gt=0, le=1, description="factor by which beta falls")] = 0.1
     beta_every: Annotated[int, Field(ge=1, description="rounds between decays of beta")] = 30
+    proximal: _shared.Form = "exact"
     top: Annotated[int, Field(ge=0, description="others that a client attends to, the nearest; 0: all")] = 0
     similarity: Annotated[
         Literal["all", "head", "updates"] | list[str], Field(description="weights that attention looks at, or layers")
@@ -53,6 +52,7 @@ class FedAMP(Method):
     def check(self, problem: Problem, local: Local) -> None:
         _theory.check(self.mode, self.attention, self.sigma, self.top)
         check_per_client(problem.names, self.weight_on_others, self.beta)
+        _shared.check_proximal(self.proximal, local, problem.rounds, lambda k: float(self._beta(problem, k).min()))
         self.looked_at(problem, problem.initial[None])  # refuses layers that the model does not have
 
     @property
@@ -77,7 +77,7 @@ class FedAMP(Method):
         u, beta = message.u, self._beta(cohort, round).to(message.u)
         start = memory.personal if self.init_from == "local" and round >= 1 else u
         trust = _trust.in_others(cohort, message, memory)
-        W = cohort.fit(start, round, extra=Proximal(u, beta) if round >= 1 else None)
+        W = cohort.fit(start, round, extra=Proximal(u, beta, self.proximal == "exact") if round >= 1 else None)
         return State(W=W, **trust), State(personal=W)
 
     def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
@@ -119,9 +119,9 @@ class FedAMP(Method):
         layers = "all" if self.similarity == "updates" else self.similarity  # distances of updates are those of weights
         return W[:, : problem.layout.parameters], problem.layout.columns(layers)
 
-    def _beta(self, cohort: Cohort, round: int) -> Tensor:
+    def _beta(self, of: Cohort | Problem, round: int) -> Tensor:
         """(m, 1) beta_k of each client."""
         if self.mode == "theory":
-            return per_client(_theory.beta(self.alpha, self.strength, cohort.rounds), cohort.names)[:, None]
-        decay = self.beta_decay ** ((min(round, cohort.rounds) - 1) // self.beta_every)
-        return per_client(self.beta, cohort.names)[:, None] * decay
+            return per_client(_theory.beta(self.alpha, self.strength, of.rounds), of.names)[:, None]
+        decay = self.beta_decay ** ((min(round, of.rounds) - 1) // self.beta_every)
+        return per_client(self.beta, of.names)[:, None] * decay

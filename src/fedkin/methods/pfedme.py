@@ -7,8 +7,9 @@ from typing import Annotated
 import torch
 from pydantic import Field
 
+from ..training.optimisers import Optimiser
 from ._method import Cohort, Local, Memory, Message, Model, Problem, Rng, Server, State, Tensor, Upload
-from ._shared import GlobalModel, weighted_mean
+from ._shared import Form, GlobalModel, check_proximal, held_near, weighted_mean
 
 
 class PFedMe(GlobalModel):
@@ -23,7 +24,7 @@ class PFedMe(GlobalModel):
     headline = "personal"
     remembers = "personal"
     rate = ("settings.personal_lr",)  # eta has its limit in the leash: eta lambda < 1
-    training = frozenset({"strength", "inner_steps", "iterations", "eta", "personal_lr", "decay"})
+    training = frozenset({"strength", "inner_steps", "iterations", "eta", "personal_lr", "decay", "proximal"})
 
     strength: Annotated[float, Field(gt=0, description="lambda: how short the leash is")] = 15.0
     inner_steps: Annotated[int, Field(ge=1, description="K: theta's steps on a mini-batch")] = 5
@@ -32,6 +33,7 @@ class PFedMe(GlobalModel):
     ] = 0
     eta: Annotated[float, Field(gt=0, description="rate of w_i, which goes the share eta lambda of its way")] = 0.005
     personal_lr: Annotated[float, Field(gt=0, description="rate of theta")] = 0.05
+    proximal: Form = "exact"
     beta: Annotated[float, Field(gt=0, description="how far the server follows the clients' mean; may exceed 1")] = 1.0
     decay: Annotated[float, Field(ge=0, description="of theta: not in the paper, 0.001 in its authors' code")] = 0.0
     weighted: Annotated[bool, Field(description="the mean by samples, as in the authors' code")] = False
@@ -42,6 +44,11 @@ class PFedMe(GlobalModel):
                 f"pFedMe needs eta * strength < 1, or w_i overshoots theta_i: {self.eta:g} * {self.strength:g} is "
                 f"{self.eta * self.strength:g}. Take a smaller settings.eta or settings.strength."
             )
+        check_proximal(self.proximal, self._of_theta, 1, lambda k: 1 / self.strength, "1 / strength")
+
+    @property
+    def _of_theta(self) -> Local:
+        return Local(optimiser="sgd", lr=self.personal_lr, weight_decay=self.decay)
 
     def trained_with(self, local: Local) -> str:
         return f"SGD {self.personal_lr:g}"
@@ -50,15 +57,13 @@ class PFedMe(GlobalModel):
         d = cohort.layout.parameters
         # Two tensors: in the authors' code theta is an alias that w_i overwrites before it is scored (trap T9).
         w, theta = message.w.clone(), message.w.clone()
-        steps = [self.iterations or max(1, budget // self.inner_steps) for budget in cohort.step_counts()]
-        for batch in cohort.batches(round, steps=steps):
+        steps, near = Optimiser(self._of_theta, theta, d), held_near(w, self.strength, self.proximal)
+        batches = [self.iterations or max(1, budget // self.inner_steps) for budget in cohort.step_counts()]
+        for batch in cohort.batches(round, steps=batches):
             k = len(batch)
-            own, centre = theta[:k, :d], w[:k, :d]
             for _ in range(self.inner_steps):
-                own -= self.personal_lr * (
-                    cohort.grad(theta, batch) + self.strength * (own - centre) + self.decay * own
-                )
-            centre -= self.eta * self.strength * (centre - own)
+                steps.step(theta, cohort.grad(theta, batch), self.personal_lr, near)
+            w[:k, :d] -= self.eta * self.strength * (w[:k, :d] - theta[:k, :d])
         w[:, d:] = theta[:, d:]
         return State(W=w), State(personal=theta)
 

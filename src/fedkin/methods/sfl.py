@@ -9,7 +9,9 @@ from pydantic import Field
 from torch.nn import functional as F
 
 from ..maths.collaboration import mix, squared_distances
+from ..training.optimisers import Extra
 from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._shared import Form, check_proximal, held_near
 
 # SFL*, the learned graph: the values of the authors' code.
 DIMENSIONS, SHARPNESS, NEIGHBOURS, STEPS, RATE, SHARE = 40, 3.0, 30, 10, 0.01, 0.05
@@ -20,7 +22,8 @@ class SFL(Method):
     that mean and near their own. Needs a graph.
 
     u_i = sum_j xi_ij v_j with xi = alpha A^p + (1 - alpha) I: p steps over the graph A, which has self loops and rows
-    that sum to one. Clients train from the mean g of all u_i, held near both g and u_i.
+    that sum to one. Clients train from the mean g of all u_i, held near both g and u_i. (`proximal` is for squared
+    distances; others are held by gradients.)
 
     Models: `cloud` u_i, `global` g, and `personal` v_i, the client's own after training. Clients that did not train
     enter the next spreading with their last u_i. With `learned` (SFL*) a twentieth of A gives way to a graph learned
@@ -31,7 +34,7 @@ class SFL(Method):
     headline = "cloud"
     remembers = "personal"
     uses_graph = True
-    training = frozenset({"strength", "regulariser"})
+    training = frozenset({"strength", "regulariser", "proximal"})
 
     power: Annotated[int, Field(ge=1, description="p: steps over the graph")] = 3
     alpha: Annotated[float, Field(ge=0, le=1, description="share of what comes over the graph")] = 1.0
@@ -40,6 +43,7 @@ class SFL(Method):
         Literal["squared", "norm", "none"],
         Field(description="lambda / 2 times squared distances, lambda times distances, or none, as the code has it"),
     ] = "squared"
+    proximal: Form = "exact"
     learned: Annotated[bool, Field(description="SFL*: learn the graph while training")] = False
 
     def check(self, problem: Problem, local: Local) -> None:
@@ -48,6 +52,9 @@ class SFL(Method):
                 "SFL spreads models over a graph of the clients, and this federation has none: draw one by known "
                 "groups (--graph groups), infer it (--graph inferred), or give a file (--graph relations.csv)."
             )
+        if self.regulariser == "squared" and self.strength:
+            beta = 1 / (2 * self.strength)
+            check_proximal(self.proximal, local, problem.rounds, lambda k: beta, "1 / (2 strength)")
 
     # ---- the server ----
 
@@ -88,21 +95,22 @@ class SFL(Method):
     # ---- the clients ----
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
-        d, g, u = cohort.layout.parameters, message.g, message.u
-
-        def held(w: Tensor, k: int) -> Tensor:
-            # In the authors' code this comes from detached copies, so that its gradient is zero (trap T1).
-            return self.strength * (self._pull(w - u[:k, :d]) + self._pull(w - g[:k, :d]))
-
-        V = cohort.fit(g, round, extra=None if self.regulariser == "none" else held)
+        V = cohort.fit(message.g, round, extra=self._held(message.u, message.g))
         return State(V=V), State(personal=V)
 
-    def _pull(self, apart: Tensor) -> Tensor:
-        """The gradient of ||apart||^2 / 2, or of ||apart||, row by row."""
-        if self.regulariser == "squared":
-            return apart
-        length: Tensor = torch.linalg.vector_norm(apart, dim=1, keepdim=True)
-        return apart / length.clamp(min=torch.finfo(apart.dtype).tiny)
+    def _held(self, u: Tensor, g: Tensor) -> Extra | None:
+        """In the authors' code this comes from detached copies, so that its gradient is zero (trap T1)."""
+        if self.regulariser == "none":
+            return None
+        if self.regulariser == "squared":  # two anchors are one, their mean, that pulls twice as much
+            return held_near((u + g) / 2, 2 * self.strength, self.proximal)
+
+        def towards(anchor: Tensor, w: Tensor, k: int) -> Tensor:
+            apart = w - anchor[:k, : w.shape[1]]
+            length: Tensor = torch.linalg.vector_norm(apart, dim=1, keepdim=True)
+            return apart / length.clamp(min=torch.finfo(apart.dtype).tiny)
+
+        return lambda w, k: self.strength * (towards(u, w, k) + towards(g, w, k))
 
     def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
         return {"cloud": message.u, "global": message.g, "personal": memory.personal}

@@ -71,16 +71,26 @@ Extra = Callable[[Tensor, int], Tensor]
 
 @dataclass(frozen=True, repr=False)
 class Proximal:
-    """The gradient of ||w - anchor||^2 / (2 beta), for clients with anchors (m, ·) and beta (m, 1) of their own.
+    """The term ||w - anchor||^2 / (2 beta), for clients with anchors (m, ·) and beta (m, 1) of their own.
 
-    An `extra` like any other, but one that Adam can add while it has the weights in hand.
+    exact: each step of the optimiser, of whatever kind and by the loss alone, is followed by the term's own,
+    w <- argmin ||x - w||^2 / (2 rate) + ||x - anchor||^2 / (2 beta) = w + a / (1 + a) (anchor - w), a = rate / beta,
+    which cannot overshoot. Otherwise the term's gradient is added to the loss's: an `extra` like any other, but one
+    that Adam can add while it has the weights in hand.
     """
 
     anchor: Tensor
     beta: Tensor
+    exact: bool = True
 
     def __call__(self, w: Tensor, k: int) -> Tensor:
+        """The gradient, where it is asked for."""
         return (w - self.anchor[:k, : w.shape[1]]) / self.beta[:k]
+
+    def share(self, lr: float | Tensor) -> Tensor:
+        """(m, 1) a / (1 + a); lr is one rate or (m, 1)."""
+        # Not lr / (...): with a number above, torch takes the reciprocal first, with a column it divides.
+        return ((self.beta.double() + lr).reciprocal() * lr).to(self.beta.dtype)
 
 
 class Optimiser:
@@ -92,6 +102,7 @@ class Optimiser:
     def __init__(self, local: Local, W: Tensor, parameters: int, state: State | None = None) -> None:
         self.local, self.d = local, parameters
         self.state = state if state else self.fresh(local, W, parameters)
+        self._share: tuple[Proximal, float | Tensor, Tensor] | None = None
 
     @staticmethod
     def fresh(local: Local, W: Tensor, parameters: int) -> State:
@@ -106,14 +117,15 @@ class Optimiser:
         """Moves the first k = len(G) rows of W along their gradients G (k, d), which may be overwritten.
 
         lr: one rate, or (m, 1) in float64, a rate for each row of W; equal rates give equal bits either way.
-        extra(w, k) is added to the gradients first.
+        extra(w, k) is added to the gradients first, unless it is an exact `Proximal`, whose step comes last.
         """
         k, local = len(G), self.local
+        near = extra if isinstance(extra, Proximal) else None
+        share = self.share(near, lr) if near is not None and near.exact else None
         lr = lr[:k] if isinstance(lr, Tensor) else lr
         w = W[:k, : self.d]
         fused = local.optimiser == "adam" and not local.clip and w.dtype == torch.float32 and launching.usable(w)
-        near = extra if fused and isinstance(extra, Proximal) else None
-        if extra is not None and near is None:
+        if extra is not None and share is None and not (fused and near is not None):
             G.add_(extra(w, k))
         if local.clip:
             norm = torch.linalg.vector_norm(G, dim=1, keepdim=True)
@@ -126,23 +138,32 @@ class Optimiser:
             steps += 1
             if not fused and w.device.type == "cpu" and w.dtype == torch.float32 and self.d >= LONG:
                 _adam(w, G, first, second, steps, lr, local)
-                return
-            # Not lr / (...): with a number above, torch takes the reciprocal first, with a column it divides.
-            size = ((1 - _power(beta1, steps)).reciprocal() * lr).to(W.dtype)
-            root = (1 - _power(beta2, steps)).sqrt().to(W.dtype)
-            if fused:
-                layer_kernels.adam(w, G, first, second, size, root, local.betas, local.eps, local.weight_decay, near)
-                return
-            first.lerp_(G, 1 - beta1)
-            second.mul_(beta2).addcmul_(G, G, value=1 - beta2)
-            # G is done with and takes the denominator, so that a step needs no further memory of W's size.
-            w.addcdiv_(first, torch.sqrt(second, out=G).div_(root).add_(local.eps).div_(size), value=-1.0)
+            else:
+                # Not lr / (...): see `Proximal.share`.
+                size = ((1 - _power(beta1, steps)).reciprocal() * lr).to(W.dtype)
+                root = (1 - _power(beta2, steps)).sqrt().to(W.dtype)
+                if fused:
+                    numbers = local.betas, local.eps, local.weight_decay
+                    layer_kernels.adam(w, G, first, second, size, root, *numbers, near, share)
+                    return
+                first.lerp_(G, 1 - beta1)
+                second.mul_(beta2).addcmul_(G, G, value=1 - beta2)
+                # G is done with and takes the denominator, so that a step needs no further memory of W's size.
+                w.addcdiv_(first, torch.sqrt(second, out=G).div_(root).add_(local.eps).div_(size), value=-1.0)
         elif local.momentum:
             velocity = self.state.momentum[:k]
             velocity.mul_(local.momentum).add_(G)
             _descend(w, G.add_(velocity, alpha=local.momentum) if local.nesterov else velocity, lr)
         else:
             _descend(w, G, lr)
+        if near is not None and share is not None:
+            w.lerp_(near.anchor[:k, : self.d], share[:k])
+
+    def share(self, near: Proximal, lr: float | Tensor) -> Tensor:
+        """`near.share(lr)`, worked out once for all steps with these two: five calls that a GPU would wait for."""
+        if self._share is None or self._share[0] is not near or self._share[1] is not lr:
+            self._share = near, lr, near.share(lr)
+        return self._share[2]
 
 
 LONG = 1 << 16
