@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..base import streams
+from ..evidence.records import Line
 from ..runs.config import Participation
 
 
@@ -39,6 +40,11 @@ class Attendance:
     def loses(self, client: int, round: int) -> bool:
         """Whether this client's upload never arrives."""
         return round >= 1 and streams.chance(self.seed, self.names[client], round, "lost upload") < self.settings.lost
+
+    def behind(self, last: Line) -> list[int]:
+        """Clients that did not train in that round, or not to a finite end; the silent do not train at all."""
+        trained = set(last.participants) - set(last.diverged)
+        return [c for c, name in enumerate(self.names) if name not in trained and c not in self.silent]
 
     def _lots(self, clients: Sequence[int], round: int, purpose: str) -> list[int]:
         names = self.names
