@@ -239,7 +239,9 @@ def test_in_the_end_everyone_has_finetuned_the_last_download(
 ) -> None:
     """Who did not train in the last round does so at the closing exchange, and sends nothing; nothing else changes."""
     run = simulate(tmp_path, eight(), method=method, participation=participation)
-    received = {"groups": lambda i: run.servers[3].models[run.problem.groups[i]]}.get(method, lambda i: run.servers[3].w)
+    received = {"groups": lambda i: run.servers[3].models[run.problem.groups[i]]}.get(
+        method, lambda i: run.servers[3].w
+    )
     behind = [i for i in range(8) if i not in run.took_part(3)]
     assert behind and run.took_part(4) == behind
     stream = "finetune" if method == "fedprox" else "train"

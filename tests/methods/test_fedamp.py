@@ -415,9 +415,7 @@ def test_everyone_takes_part_in_pretraining_even_if_few_are_sampled(tmp_path: Pa
 def test_pretraining_happens_before_anyone_can_be_dropped_or_an_upload_lost(
     tmp_path: Path, participation: dict[str, float]
 ) -> None:
-    run = simulate(
-        tmp_path, method="fedamp", settings={"init": "pretrained"}, rounds=1, participation=participation
-    )
+    run = simulate(tmp_path, method="fedamp", settings={"init": "pretrained"}, rounds=1, participation=participation)
     expected = torch.stack([trained(run.a, i, run.problem.initial, 0) for i in range(4)])
     assert run.servers[0].heard.all() and close(run.servers[0].W, expected) and run.holds[0] == {}
 

@@ -12,6 +12,7 @@ from ..base.task import METRICS
 from . import comparison, worth_joining
 from .comparison import Both, Curve, Name, Pair, Row, Run, Scored
 from .newcomers import Served, newcomers
+from .older import Older, older
 from .worth_joining import Best, Joining, JoiningError, Scorecard
 
 
@@ -81,6 +82,11 @@ class Findings:
         if reference not in self._tests:
             self._tests[reference] = comparison.tests(self.rows, self._scored, reference)
         return self._tests[reference]
+
+    @cached_property
+    def older(self) -> list[Older]:
+        """Rows of models that some clients had trained in an earlier round when they were scored."""
+        return older(self._scored)
 
     @cached_property
     def newcomers(self) -> list[Served]:
