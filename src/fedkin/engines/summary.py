@@ -27,8 +27,8 @@ def summarise(
     peak_bytes: int,
     execution: Execution,
 ) -> Summary:
-    """The summary of a run from its rounds.jsonl and the last xi. `closing`: the names of its models; `kept`: of those that
-    clients remember; `execution`: how clients were run."""
+    """The summary of a run from its rounds.jsonl and the last xi. `closing`: the names of its models; `kept`: of those
+    that clients remember; `execution`: how clients were run."""
     lines = [line for line in read_lines(path / "rounds.jsonl") if not line.novel]
     problem, config, metric = a.known_problem(), a.config, a.problem.task.metric
     higher = metric.higher_is_better
