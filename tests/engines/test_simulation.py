@@ -239,15 +239,14 @@ def test_in_the_end_everyone_has_finetuned_the_last_download(
 ) -> None:
     """Who did not train in the last round does so at the closing exchange, and sends nothing; nothing else changes."""
     run = simulate(tmp_path, eight(), method=method, participation=participation)
-    received = {"groups": lambda i: run.servers[3].models[run.problem.groups[i]]}.get(
-        method, lambda i: run.servers[3].w
-    )
+    server = run.servers[3]
+    received = server.models[run.problem.groups] if method == "groups" else server.w.expand(8, -1)
     behind = [i for i in range(8) if i not in run.took_part(3)]
     assert behind and run.took_part(4) == behind
     stream = "finetune" if method == "fedprox" else "train"
     for i in range(8):
         before = run.memories[3].finetuned[i]
-        expected = trained(run.a, i, received(i), 4, stream=stream) if i in behind else before
+        expected = trained(run.a, i, received[i], 4, stream=stream) if i in behind else before
         assert close(run.memories[4].finetuned[i], expected) and close(run.rows(4, "finetuned")[i], expected)
         assert run.lines[4]["models"]["finetuned"]["clients"][i] == accuracy(run.a, i, expected)
     assert all(torch.equal(tensor, dict(run.servers[3].items())[name]) for name, tensor in run.servers[4].items())

@@ -30,7 +30,7 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [json.dumps(dict(line)) for line in run.rounds] == [json.dumps(line) for line in lines]
     assert run.summary == summary and run.rounds == lines
     assert list(summary) == [
-        "method", "data", "split", "seed", "rounds", "clients", "groups", "samples", "corrupted", "metric",
+        "method", "data", "split", "seed", "rounds", "preset", "clients", "groups", "samples", "corrupted", "metric",
         "higher_is_better", "headline", "models", "kept", "collaboration", "novel", "bytes_down", "bytes_up",
         "gradients", "seconds", "peak_bytes", "parameters", "execution", "versions", "commit", "device",
     ]  # fmt: skip

@@ -52,6 +52,7 @@ def summarise(
         split=config.data.split,
         seed=config.seed,
         rounds=config.rounds,
+        preset=config.preset,
         clients=problem.names,
         groups=None if problem.groups is None else tuple(problem.groups.tolist()),
         samples=tuple(problem.samples.tolist()),

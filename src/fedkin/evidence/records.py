@@ -189,6 +189,7 @@ class Summary(Record):
     split: str
     seed: int
     rounds: int
+    preset: str = "ours"
     clients: tuple[str, ...]
     groups: tuple[int, ...] | None = None
     samples: tuple[int, ...] | None = None

@@ -30,9 +30,7 @@ class APFL(GlobalModel):
 
     alpha: Annotated[float, Field(ge=0, le=1, description="weight of the client's own model at the start")] = 0.5
     adaptive: Annotated[bool, Field(description="learn alpha, once a round")] = True
-    alpha_decay: Annotated[float, Field(ge=0, description="not in the paper; 0.02 in the authors' code")] = (
-        0.0
-    )
+    alpha_decay: Annotated[float, Field(ge=0, description="not in the paper; 0.02 in the authors' code")] = 0.0
     mix: Annotated[Literal["parameters", "outputs"], Field(description="what is mixed")] = "parameters"
     order: Annotated[
         Literal["paper", "code"], Field(description="of a mini-batch's steps: all at once, or w's before the others")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .. import data, methods
+from .. import data, methods, papers
 from ..base.settings import ConfigError, unknown_key, validated
 from ..data.preprocessing import TableSettings
 from ..methods._method import Method
@@ -133,7 +133,10 @@ class Config(_Strict):
         Literal["equal", "native"],
         Field(description="equal: the data set's local training for all methods; native: each method's own"),
     ] = "equal"
-    preset: Annotated[Literal["ours", "paper"], Field(description="paper: the method's published values")] = "ours"
+    preset: Annotated[
+        Literal["ours", "paper"],
+        Field(description="paper: the FedAMP papers' setting, and the method's published values (docs/papers.md)"),
+    ] = "ours"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     execution: Literal["auto", "stacked", "one-by-one"] = "auto"
     chunk: Annotated[
@@ -195,7 +198,7 @@ def resolve(raw: Mapping[str, Any]) -> Config:
     if shape.budget == "native":
         layers.append(method.native(shape.data.name))
     if shape.preset == "paper":
-        layers.append({"settings": method.paper(shape.data.name, shape.data.split)})
+        layers += [papers.preset(), {"settings": method.paper(shape.data.name, shape.data.split)}]
     merged: dict[str, Any] = {}
     for layer in [*layers, raw]:
         merged = merge(merged, layer)
