@@ -44,6 +44,10 @@ class Data(_Strict):
     alpha: Annotated[float, Field(gt=0, description="dirichlet: the smaller, the more skewed")] = 0.3
     classes_per_client: Annotated[int, Field(ge=1, description="pathological")] = 2
     dominating: Annotated[float, Field(gt=0, lt=1, description="practical: share of the dominating classes")] = 0.8
+    classes: Annotated[
+        Literal["default", "uniform"],
+        Field(description="practical: uniform deals every class alike, also where they are of different size (emnist)"),
+    ] = "default"
     shift: Annotated[int, Field(description="relabelled, mixed: group g's label is (y + shift g) mod classes")] = 2
     agreeing: Annotated[float, Field(ge=0, description="mixed: part of the clients whose labels mean the same")] = 12
     relabelled: Annotated[float, Field(ge=0, description="mixed: part in two groups with other labels")] = 8
