@@ -282,8 +282,8 @@ def _uniform(data: Source, split: str) -> Source:
 def _not_uniform(name: str, error: splitting.SplitError) -> splitting.SplitError:
     fault = str(error).partition(" Ask for ")[0]
     return splitting.SplitError(
-        f"data.classes = 'uniform' cannot be had of these files of {short(name)}. {fault} Ask for fewer clients, or leave "
-        "it out: then the frequencies of classes follow the data."
+        f"data.classes = 'uniform' cannot be had of these files of {short(name)}. {fault} Ask for fewer clients, or "
+        "leave it out: then the frequencies of classes follow the data."
     )
 
 
