@@ -86,7 +86,7 @@ class Findings:
     @cached_property
     def older(self) -> list[Older]:
         """Rows of models that some clients had trained in an earlier round when they were scored."""
-        return older(self._scored)
+        return older(self._scored) if any(run.summary.kept for run in self.runs) else []
 
     @cached_property
     def newcomers(self) -> list[Served]:
