@@ -128,8 +128,8 @@ class Watched(Simulation):
         self.servers[round], self.memories[round] = copied(self.server), copied(self.memory)
         self.holds[round] = dict(self.held)
 
-    def _closing(self, round: int) -> list[str]:
-        names = super()._closing(round)
+    def _closing(self, round: int) -> Requests[list[str]]:
+        names = yield from super()._closing(round)
         self.servers[round], self.memories[round] = copied(self.server), copied(self.memory)
         return names
 

@@ -228,6 +228,74 @@ def test_models_that_clients_keep_repeat_the_last_round_in_the_closing_line(tmp_
         assert torch.equal(rows, dict(run.memory.items())[name])
 
 
+ANEW = ("fedavg", "fedprox", "groups")
+"""Methods whose clients fine-tune what they were sent."""
+
+
+@pytest.mark.parametrize("participation", [{"sample": 0.4}, {"dropped": 0.4}, HARSH])
+@pytest.mark.parametrize("method", ANEW)
+def test_in_the_end_everyone_has_finetuned_the_last_download(
+    tmp_path: Path, method: str, participation: dict[str, float]
+) -> None:
+    """Who did not train in the last round does so at the closing exchange, and sends nothing; nothing else changes."""
+    run = simulate(tmp_path, eight(), method=method, participation=participation)
+    server = run.servers[3]
+    received = server.models[run.problem.groups] if method == "groups" else server.w.expand(8, -1)
+    behind = [i for i in range(8) if i not in run.took_part(3)]
+    assert behind and run.took_part(4) == behind
+    stream = "finetune" if method == "fedprox" else "train"
+    for i in range(8):
+        before = run.memories[3].finetuned[i]
+        expected = trained(run.a, i, received[i], 4, stream=stream) if i in behind else before
+        assert close(run.memories[4].finetuned[i], expected) and close(run.rows(4, "finetuned")[i], expected)
+        assert run.lines[4]["models"]["finetuned"]["clients"][i] == accuracy(run.a, i, expected)
+    assert all(torch.equal(tensor, dict(run.servers[3].items())[name]) for name, tensor in run.servers[4].items())
+    passes = 2 if method == "fedprox" else 1
+    spent = sum(passes * 2 * -(-EIGHT[i] // 4) for i in behind)  # two epochs in batches of four
+    assert (run.lines[4]["gradients"], run.lines[4]["bytes_up"]) == (spent, 0)
+    assert Run(run.writer.path).summary["gradients"] == sum(line["gradients"] for line in run.lines.values())
+
+
+@pytest.mark.parametrize("method", [m for m in METHODS if m not in ANEW])
+def test_in_the_end_nobody_trains_whose_model_goes_on_from_its_own_past(tmp_path: Path, method: str) -> None:
+    run = simulate(tmp_path, eight(), method=method, participation={"sample": 0.4})
+    assert run.took_part(4) == [] and run.lines[4]["gradients"] == 0
+
+
+def test_a_client_whose_last_training_diverged_has_finetuned_the_last_download_in_the_end(tmp_path: Path) -> None:
+    poison = Poison()
+    run = watched(tmp_path, with_one_of_its_own("c"), loss=poison, method="fedavg")
+    run.listener.on_round = lambda record: setattr(poison, "armed", record["round"] == 2)
+    run.run()
+    assert run.lines[3]["diverged"] == ["c"] == run.lines[4]["participants"]
+    at = run.problem.names.index("c")
+    assert close(run.memories[4].finetuned[at], trained(run.a, at, run.servers[3].w, 4))
+
+
+def test_silent_clients_do_not_train_in_the_end_either(tmp_path: Path) -> None:
+    run = simulate(tmp_path, eight(), method="fedavg", corruption={"kind": "silent", "labels": 1.0, "clients": 0.5})
+    assert len(run.took_part(3)) == 4 and run.took_part(4) == []
+
+
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_run_that_stopped_before_its_closing_exchange_closes_as_if_nothing_had_been(
+    tmp_path: Path, kept: bool
+) -> None:
+    settings = {"method": "fedavg", "participation": HARSH, "local": {"persist_optimiser": kept}}
+    whole = simulate(tmp_path, eight(), **settings)
+    part = watched(tmp_path, eight(), **settings)
+    part.listener.stop = lambda: len(part.lines) == 3
+    with pytest.raises(Interrupted, match="Stopped after round 3 of 3"):
+        part.run()
+    done = fedkin.resume(part.writer.path, federation=eight())
+    assert whole.lines[4]["participants"] and len(done.rounds) == 4
+    for line, expected in zip(done.rounds, whole.lines.values(), strict=True):
+        assert same_record(line, expected)
+    for name in whole.problem.names:
+        first, second = (path / "models" / f"{name}.safetensors" for path in (done.path, whole.writer.path))
+        assert first.read_bytes() == second.read_bytes()
+
+
 def test_the_collaboration_recorded_in_a_round_is_the_one_that_made_its_cloud_models(tmp_path: Path) -> None:
     run = simulate(tmp_path, eight(), method="fedamp")
     on_disk = Run(run.writer.path)
@@ -392,7 +460,7 @@ def test_fedavg_averages_those_whose_training_stayed_finite(tmp_path: Path) -> N
     for k in (2, 3):
         expected = (n[:, None] * run.memories[k].finetuned[others]).sum(0) / n.sum()
         assert close(run.servers[k].w, expected, 1e-12)
-    assert len(run.warnings) == 2
+    assert len(run.warnings) == 3, "of rounds 2 and 3, and of the closing exchange"
 
 
 def test_a_run_told_to_stop_at_a_divergence_keeps_the_rounds_before_and_can_be_resumed(tmp_path: Path) -> None:
@@ -416,7 +484,7 @@ def test_if_every_training_diverges_clients_keep_the_initial_model(tmp_path: Pat
     run = watched(tmp_path, replace(federation, clients=alike), loss=poison, method=method)
     poison.armed = True
     run.run()
-    assert len(run.warnings) == 3 * 8
+    assert len(run.warnings) == (4 if method in ANEW else 3) * 8
     initial = [accuracy(run.a, i, run.problem.initial) for i in range(8)]
     for k in (1, 2, 3, 4):
         # What a hypernetwork writes starts elsewhere.

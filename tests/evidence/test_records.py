@@ -30,16 +30,18 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert [json.dumps(dict(line)) for line in run.rounds] == [json.dumps(line) for line in lines]
     assert run.summary == summary and run.rounds == lines
     assert list(summary) == [
-        "method", "data", "split", "seed", "rounds", "clients", "groups", "samples", "corrupted", "metric",
-        "higher_is_better", "headline", "models", "collaboration", "novel", "bytes_down", "bytes_up", "seconds",
-        "peak_bytes", "parameters", "execution", "versions", "commit", "device",
+        "method", "data", "split", "seed", "rounds", "preset", "clients", "groups", "samples", "corrupted", "metric",
+        "higher_is_better", "headline", "models", "kept", "collaboration", "novel", "bytes_down", "bytes_up",
+        "gradients", "seconds", "peak_bytes", "parameters", "execution", "versions", "commit", "device",
     ]  # fmt: skip
-    ordinary = ["round", "seconds", "bytes_down", "bytes_up", "participants", "train_loss", "diverged", "models"]
+    ordinary = ["round", "seconds", "bytes_down", "bytes_up", "participants", "gradients", "train_loss", "diverged"]
+    ordinary.append("models")
     assert [list(line) for line in lines[:3]] == [ordinary] * 3
     assert list(lines[3]) == [*ordinary[:-1], "final", "models"]
     assert [list(line) for line in lines[4:]] == [["round", "novel", "models"]] * len(lines[4:]) != []
     assert list(lines[0]["models"]["cloud"]) == ["mean", "std", "clients", "validation"]
     assert list(summary["execution"])[-2:] == ["threads", "threads_reason"]
+    assert summary["kept"] == ["personal"]
     assert run.summary.models["cloud"].bmta == summary["models"]["cloud"]["bmta"]
 
 

@@ -17,29 +17,33 @@ LR = 0.2
 WAYS = ("parameters", "outputs")
 
 
-def one_round(
-    a: Any, i: int, k: int, mix: str, w: Tensor, v: Tensor, alpha: float, adaptive: bool = True
-) -> tuple[Tensor, Tensor, float]:
+Settings = dict[str, Any]
+PAPER: Settings = {"mix": "parameters", "order": "paper", "alpha_decay": 0.0, "adaptive": True}
+"""As in the paper, all of a step's gradients are taken at v and w before they move."""
+
+
+def one_round(a: Any, i: int, k: int, s: Settings, w: Tensor, v: Tensor, alpha: float) -> tuple[Tensor, Tensor, float]:
     """A client's round: w_i and v_i step on the same batches; alpha steps once, with the first."""
     for number, (x, y) in enumerate(batches(a, i, k)):
-        gap = v - w
-        w = w - LR * gradient(a, w, x, y)
-        if mix == "parameters":
-            G = gradient(a, alpha * v + (1 - alpha) * w, x, y)
-            along = G
-            v = v - LR * alpha * G
+        new_w = w - LR * gradient(a, w, x, y)
+        met = new_w if s["order"] == "code" else w  # the w that the mixture is made of
+        if s["mix"] == "parameters":
+            along = gradient(a, alpha * v + (1 - alpha) * met, x, y)
+            new_v = v - LR * alpha * along
         else:
-            own, other = module_at(a, v), module_at(a, w)
+            own, other = module_at(a, v), module_at(a, met)
             nn.functional.cross_entropy(alpha * own(x) + (1 - alpha) * other(x), y).backward()
             G_v, G_w = (torch.cat([p.grad.reshape(-1) for p in net.parameters()]) for net in (own, other))
             along = alpha * G_v + (1 - alpha) * G_w
-            v = v - LR * G_v
-        if adaptive and number == 0:
-            alpha = min(1.0, max(0.0, alpha - LR * (float(gap @ along) + 0.02 * alpha)))
+            new_v = v - LR * G_v
+        gap = new_v - new_w if s["order"] == "code" else v - w
+        w, v = new_w, new_v
+        if s["adaptive"] and number == 0:
+            alpha = min(1.0, max(0.0, alpha - LR * (float(gap @ along) + s["alpha_decay"] * alpha)))
     return w, v, alpha
 
 
-def by_hand(run: Watched, mix: str, alpha: float, adaptive: bool = True) -> dict[int, dict[str, Tensor]]:
+def by_hand(run: Watched, s: Settings, alpha: float) -> dict[int, dict[str, Tensor]]:
     a, m = run.a, len(run.a.problem)
     w = a.problem.initial.clone()
     v, weight = [w.clone() for _ in range(m)], [alpha] * m
@@ -47,24 +51,34 @@ def by_hand(run: Watched, mix: str, alpha: float, adaptive: bool = True) -> dict
     for k in range(1, a.config.rounds + 1):
         uploads = []
         for i in range(m):
-            up, v[i], weight[i] = one_round(a, i, k, mix, w, v[i], weight[i], adaptive)
+            up, v[i], weight[i] = one_round(a, i, k, s, w, v[i], weight[i])
             uploads.append(up)
         received, w = w, torch.stack(uploads).mean(0)
         history[k] = {"w": w, "v": torch.stack(v), "alpha": torch.tensor(weight, dtype=w.dtype), "received": received}
     return history
 
 
-@pytest.mark.parametrize("adaptive", [True, False])
-@pytest.mark.parametrize("mix", WAYS)
-def test_every_round_is_the_algorithm(tmp_path: Path, mix: str, adaptive: bool) -> None:
-    settings = {"mix": mix, "alpha": 0.3, "adaptive": adaptive}
-    run = simulate(tmp_path, method="apfl", settings=settings, local={"lr": LR}, rounds=4)
-    for k, expected in by_hand(run, mix, 0.3, adaptive).items():
+@pytest.mark.parametrize(
+    "other",
+    [
+        {},
+        {"adaptive": False},
+        {"mix": "outputs"},
+        {"mix": "outputs", "adaptive": False},
+        {"alpha_decay": 0.5},
+        {"order": "code"},
+        {"order": "code", "mix": "outputs", "alpha_decay": 0.02},
+    ],
+)
+def test_every_round_is_the_algorithm(tmp_path: Path, other: Settings) -> None:
+    """The paper's, by default: the mixture is formed with w before its step, and nothing shrinks alpha."""
+    run = simulate(tmp_path, method="apfl", settings={"alpha": 0.3, **other}, local={"lr": LR}, rounds=4)
+    for k, expected in by_hand(run, PAPER | other, 0.3).items():
         assert close(run.servers[k].w, expected["w"]), f"w after round {k}"
         assert close(run.memories[k].v, expected["v"]), f"v_i of round {k}"
         assert close(run.memories[k].alpha, expected["alpha"]), f"alpha_i of round {k}"
     alpha = run.memories[4].alpha
-    assert len(set(alpha.tolist())) == (4 if adaptive else 1)
+    assert len(set(alpha.tolist())) == (4 if other.get("adaptive", True) else 1)
 
 
 def test_mixing_outputs_is_not_mixing_parameters_once_the_model_is_not_linear(tmp_path: Path) -> None:
@@ -89,7 +103,7 @@ def test_alpha_stays_between_nothing_and_all(mix: str) -> None:
         memory = State(v=v, alpha=torch.full((4,), start, dtype=torch.float64, device=DEVICE))
         upload, after = a.method.train(a.cohort.take(range(4)), State(w=w), memory, 1)
         for i in range(4):
-            expected = one_round(a, i, 1, mix, w[i], v[i], start)
+            expected = one_round(a, i, 1, PAPER | {"mix": mix}, w[i], v[i], start)
             assert close(upload.w[i], expected[0]) and close(after.v[i], expected[1], 1e-8)
             assert abs(float(after.alpha[i]) - expected[2]) < 1e-9
         seen += after.alpha.tolist()
@@ -99,9 +113,11 @@ def test_alpha_stays_between_nothing_and_all(mix: str) -> None:
 
 
 def test_alpha_steps_once_a_round(tmp_path: Path) -> None:
-    """In round 1 v and w agree, so that only the term 0.02 alpha of the authors' code moves it."""
-    run = simulate(tmp_path, method="apfl", settings={"alpha": 0.4}, local={"lr": LR, "epochs": 3})
-    assert close(run.memories[1].alpha, torch.full((4,), 0.4 * (1 - 0.02 * LR), dtype=torch.float64), 1e-14)
+    """In round 1 v and w agree, so that only the term of the authors' code moves it, if that is asked for."""
+    for decay in (0.0, 0.02):
+        settings = {"alpha": 0.4, "alpha_decay": decay}
+        run = simulate(tmp_path, method="apfl", settings=settings, local={"lr": LR, "epochs": 3})
+        assert close(run.memories[1].alpha, torch.full((4,), 0.4 * (1 - decay * LR), dtype=torch.float64), 1e-14)
 
 
 # ---- trap T10: the mixture is alpha v + (1 - alpha) w ----

@@ -13,6 +13,7 @@ import torch
 from helpers import DEVICE, ROOT, Watched, close, module_at, normed, ready, same, simulate, toy, trained
 from torch import Tensor
 
+from fedkin.base import streams
 from fedkin.base.settings import ConfigError
 from fedkin.base.state import State
 from fedkin.engines.assembly import Assembly
@@ -441,6 +442,30 @@ def test_everyone_takes_part_in_pretraining_even_if_few_are_sampled(tmp_path: Pa
     settings = {"init": "pretrained"}
     run = simulate(tmp_path, method="fedamp", settings=settings, rounds=1, participation={"sample": 0.25})
     assert run.servers[0].heard.all() and len(run.lines[1]["participants"]) == 1
+
+
+@pytest.mark.parametrize("participation", [{"dropped": 0.5}, {"lost": 0.9}])
+def test_pretraining_happens_before_anyone_can_be_dropped_or_an_upload_lost(
+    tmp_path: Path, participation: dict[str, float]
+) -> None:
+    run = simulate(tmp_path, method="fedamp", settings={"init": "pretrained"}, rounds=1, participation=participation)
+    expected = torch.stack([trained(run.a, i, run.problem.initial, 0) for i in range(4)])
+    assert run.servers[0].heard.all() and close(run.servers[0].W, expected) and run.holds[0] == {}
+
+
+@pytest.mark.parametrize("method", BOTH)
+def test_with_independent_starts_a_client_that_goes_on_from_its_own_model_starts_at_its_own_row(
+    tmp_path: Path, method: str
+) -> None:
+    """The AAAI text draws w_i^0 for each client: that, and not the common start, is what it remembers."""
+    settings = {"init": "independent", "init_from": "local", "beta": 1e12}
+    half, local = {"sample": 0.5}, {"optimiser": "sgd"}
+    run = simulate(tmp_path, method=method, settings=settings, rounds=1, participation=half, local=local)
+    own = [run.problem.fresh(streams.generator(0, name, 0, "initial weights")) for name in NAMES]
+    assert len({tuple(row.tolist()) for row in own}) == 4
+    for i in range(4):
+        expected = trained(run.a, i, own[i], 1) if i in run.took_part(1) else own[i]
+        assert close(run.rows(1, "personal")[i], expected)
 
 
 # ---- theory mode ----

@@ -121,6 +121,37 @@ def test_the_papers_preset_gives_its_values_where_it_has_any_and_defaults_elsewh
     assert settings("digits") == settings("mnist", "dirichlet") == settings("somebody's own") == ("auto", "auto")
 
 
+PAPERS = ("mnist", "fmnist", "emnist", "cifar100")
+
+
+@pytest.mark.parametrize("name", [*PAPERS, "digits", "heart", "fl60"])
+@pytest.mark.parametrize("method", ["fedamp", "heurfedamp", "fedavg", "separate", "pfedme"])
+def test_the_papers_preset_is_the_papers_setting_on_every_data_set(method, name):
+    """Huang et al. train on all that is not for testing, name no augmentation, and start, in the preprint, each client
+    from separate training; they do not say how many rounds there were."""
+    config = resolve({"preset": "paper", "method": method, "data": name})
+    assert (config.data.validation, config.data.augment, config.rounds) == (0.0, False, 100)
+    assert config.settings.get("init", "pretrained") == "pretrained"
+    if name in PAPERS:  # section 4.1 of the preprint
+        assert (config.local.epochs, config.local.batch_size) == (10, 100)
+        assert (config.local.optimiser, config.local.lr) == ("adam", 1e-3)
+    ours = resolve({"method": method, "data": name})
+    assert (ours.data.validation, ours.data.augment) == (0.1, name == "cifar100")
+    assert ours.settings.get("init", "common") == "common"
+
+
+def test_what_the_user_says_wins_over_the_papers_preset():
+    said = {
+        "rounds": 20,
+        "data": {"name": "cifar100", "validation": 0.2, "augment": True},
+        "settings": {"init": "common"},
+    }
+    config = resolve({"preset": "paper", **said})
+    assert (config.rounds, config.data.validation, config.data.augment) == (20, 0.2, True)
+    assert (config.settings["init"], config.settings["sigma"]) == ("common", 1e6)
+    assert resolve(config.model_dump(mode="json")) == config
+
+
 def test_a_configuration_cannot_be_changed_afterwards():
     with pytest.raises(ValidationError):
         Config().rounds = 3  # type: ignore[misc]

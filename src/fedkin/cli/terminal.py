@@ -49,7 +49,7 @@ err = _console(stderr=True)
 
 def show_comparison(results: compare.Results) -> None:
     """The table in the terminal; the same rows as in the report."""
-    from ..report.words import finding, metric_name, p_text, plural, score_text
+    from ..report.words import finding, metric_name, older_models, p_text, plural, score_text
 
     found = results.findings
     rows, metric = found.rows, found.metric
@@ -79,6 +79,8 @@ def show_comparison(results: compare.Results) -> None:
         highlight=False,
     )
     show_training({"": found})
+    for sentence in older_models(found):
+        out.print(sentence, style="dim", highlight=False)
     show_references(results)
     show_newcomers(found)
     for sentence in finding(found):
@@ -200,7 +202,7 @@ def show_newcomers(found: Findings) -> None:
 
 
 def show_run(finished: Run) -> None:
-    from ..report.words import score_text
+    from ..report.words import older_models, score_text
 
     summary = finished.summary
     table = Table("model", "best mean", "round", "last", "validated", "± clients")
@@ -210,6 +212,9 @@ def show_run(finished: Run) -> None:
         at = str(m.bmta_round) if m.bmta_round <= summary.rounds else "final"
         table.add_row(label, scores[0], at, *scores[1:])
     out.print(table)
+    found = Findings([finished])
+    for sentence in older_models(found):
+        out.print(sentence, style="dim", highlight=False)
     kin = summary.collaboration
     if kin and kin.within_group is not None:
         out.print(
@@ -217,7 +222,7 @@ def show_run(finished: Run) -> None:
             f"groups read off xi agree with adjusted Rand index {kin.adjusted_rand:.2f}.",
             highlight=False,
         )
-    show_newcomers(Findings([finished]))
+    show_newcomers(found)
     out.print(f"Run: [bold]{finished.path}[/]   Report: fedkin report {finished.path}", soft_wrap=True)
 
 

@@ -123,6 +123,7 @@ def load(
     alpha: float = 0.3,
     classes_per_client: int = 2,
     dominating: float = 0.8,
+    classes: str = "default",
     test_fraction: float = 0.25,
     shift: int = 2,
     agreeing: float = 12,
@@ -139,8 +140,10 @@ def load(
     `split`: iid; pathological (few classes a client); practical (groups with dominating classes); dirichlet; natural
     (the data's own owners); relabelled (practical, and group g's label is (y + shift g) mod classes: concept shift);
     mixed (clients that agree, that are relabelled in two groups, and loners with labels of their own, in these parts).
-    By default natural for tables, else practical. `table`: how a table is read and prepared. Data sets that bring their
-    clients (fl60, tpt48, metr_la) have splits of their own, random and chronological; `settings` are theirs.
+    By default natural for tables, else practical. `classes`: "uniform" deals, inside both parts of a practical client,
+    as many samples of every class, also of data whose classes are of different size. `table`: how a table is read and
+    prepared. Data sets that bring their clients (fl60, tpt48, metr_la) have splits of their own, random and
+    chronological; `settings` are theirs.
     """
     if split is None:
         split = str(defaults(name).get("data", {}).get("split", "practical"))
@@ -163,6 +166,8 @@ def load(
     if isinstance(data, Federation):
         _refuse_dealing(name, split, None)
         return data
+    if classes == "uniform":
+        data = _uniform(data, split)
     rng = streams.numpy_generator(seed, name, split)
     count = data.clients if clients is None else clients
     if split in ("practical", "relabelled"):
@@ -196,9 +201,12 @@ def load(
             data, count, kinds, rng, shift=shift, dominating=dominating, test_fraction=test_fraction
         )
     else:
-        shares = splitting.practical(
-            labels, groups, rng, dominating=dominating, balanced=data.balanced, test_labels=test_labels
-        )
+        try:
+            shares = splitting.practical(
+                labels, groups, rng, dominating=dominating, balanced=data.balanced, test_labels=test_labels
+            )
+        except splitting.SplitError as error:
+            raise _not_uniform(name, error) if classes == "uniform" else error from None
         if split == "relabelled":
             names_of = np.arange(data.classes)
             words = [splitting.relabel(names_of, np.full_like(names_of, s.group), data.classes, shift) for s in shares]
@@ -262,6 +270,21 @@ def _groups(data: Source, clients: int) -> list[splitting.Group]:
             f"cannot be dealt to them equally. Take a multiple of {step}."
         )
     return [replace(g, clients=g.clients * clients // sum(sizes)) for g in data.groups]
+
+
+def _uniform(data: Source, split: str) -> Source:
+    """The data set with its classes dealt alike."""
+    if split not in ("practical", "relabelled"):
+        raise UnknownData(f"data.classes = 'uniform' is for the practical and relabelled splits, not for {split!r}.")
+    return replace(data, balanced=True)
+
+
+def _not_uniform(name: str, error: splitting.SplitError) -> splitting.SplitError:
+    fault = str(error).partition(" Ask for ")[0]
+    return splitting.SplitError(
+        f"data.classes = 'uniform' cannot be had of these files of {short(name)}. {fault} Ask for fewer clients, or "
+        "leave it out: then the frequencies of classes follow the data."
+    )
 
 
 def _filled(data: Source, groups: Sequence[splitting.Group], dominating: float, rng: np.random.Generator) -> Source:

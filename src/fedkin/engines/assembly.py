@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from .. import papers
 from ..base.settings import ConfigError
 from ..base.task import Task, class_weights
 from ..base.wording import did_you_mean
@@ -189,9 +190,19 @@ def _worth_knowing(config: Config, method: Method, federation: Federation) -> li
         single = [c.name for c in federation.clients if len(set(c.train[1].tolist())) == 1]
         if single:
             told.append(f"{len(single)} of {len(federation)} clients have one class to learn from: {_some(single)}.")
-    if config.preset == "paper" and not method.paper(config.data.name, config.data.split):
-        place = f"{config.data.name} ({config.data.split})"
-        told.append(f"preset = 'paper' changes nothing: {config.method} has no published values for {place}.")
+    return told + (_of_the_papers(config, method) if config.preset == "paper" else [])
+
+
+def _of_the_papers(config: Config, method: Method) -> list[str]:
+    """What the papers' setting does not settle."""
+    told, place = [], (config.data.name, config.data.split)
+    if config.rounds == papers.preset()["rounds"]:
+        told.append(f"preset = 'paper': the papers do not say how many rounds they had; here it is {config.rounds}.")
+    if type(method).model_fields and method.paper(*place) == method.paper("any", "any"):
+        told.append(
+            f"preset = 'paper': {config.method} has no published values for {place[0]} ({place[1]}); what no paper "
+            "gives is as by default."
+        )
     return told
 
 

@@ -20,7 +20,7 @@ from ..evidence.records import Execution, Line, Novel
 from ..methods._method import Method
 from ..methods._problem import Problem
 from ..runs.checkpoint import Checkpoint
-from ..runs.folder import Writer
+from ..runs.folder import Writer, read_lines
 from ..training.cohort import Cohort
 from ..training.evaluation import Model
 from ..training.optimisers import Optimiser
@@ -139,6 +139,8 @@ class Simulation:
         """Seconds of this round in which other runs of the process had their turn."""
         self.beside = 1
         """Runs that share the time of this process."""
+        self.gradients = 0
+        """Mini-batch gradients that clients took in this round, all together."""
         self.held: dict[int, Memory] = {}
         """Memories as of the last upload that arrived, of clients whose latest upload was lost."""
         self.trained_from: dict[int, Memory] = {}
@@ -193,10 +195,11 @@ class Simulation:
             if self.listener.stop():
                 self._save(round, last=True)
                 raise Interrupted(f"Stopped after round {round} of {self.config.rounds}; everything is saved.")
-        closing = self._closing(self.config.rounds + 1)
+        closing = yield from self._closing(self.config.rounds + 1)
         novel = (yield from self._newcomers()) if self.a.problem.known < len(self.a.problem) else None
         how = self._how()
-        self.writer.summary(summarise(self.writer.path, self.a, closing, novel, self.peak.bytes(), how))
+        kept = tuple(name for name in closing if name in self.memory)
+        self.writer.summary(summarise(self.writer.path, self.a, closing, kept, novel, self.peak.bytes(), how))
 
     def _how(self) -> Execution:
         """How clients were run, for the summary: each choice with its reason."""
@@ -214,7 +217,8 @@ class Simulation:
         )
 
     def _round(self, round: int) -> Requests[None]:
-        started, self.idle, peak = time.perf_counter(), 0.0, machine.Watermark(self.a.device)
+        started, self.idle, self.gradients = time.perf_counter(), 0.0, 0
+        peak = machine.Watermark(self.a.device)
         reached = self.attendance.reached(round)
         clients = self.attendance.sampled(reached, round)
         lost = {c for c in clients if self.attendance.loses(c, round)}
@@ -317,7 +321,8 @@ class Simulation:
             sent, memory = reply[0], _with_optimiser(reply[1], request.cohort.carried)
             self._check_rows(sent, len(chunk), "train (upload)")
             self._check_rows(memory, len(chunk), "train (memory)")
-            mean = request.cohort.mean_loss()
+            mean, count = request.cohort.mean_loss(), request.cohort.loss_count
+            self.gradients += 0 if count is None else int(count.sum())
             loss = torch.zeros(len(chunk)) if mean is None else mean.cpu()
             fine = (sent.finite(len(chunk)) & memory.finite(len(chunk)) & torch.isfinite(loss)).tolist()
             if len(chunk) == len(clients):
@@ -459,7 +464,8 @@ class Simulation:
 
     def _record(self, round: int, xi: Tensor | None, **facts: Any) -> None:
         self.scores.fill(len(self.problem))
-        record = Line(round=round, **facts, models=self.scores.table(0, len(self.problem)))
+        scored = self.scores.table(0, len(self.problem))
+        record = Line(round=round, gradients=self.gradients, **facts, models=scored)
         self.writer.line(record)
         score = record.models[self.method.headline].mean
         better = score is not None and (self.best is None or (score - self.best[1]) * self.scores.direction > 0)
@@ -477,17 +483,29 @@ class Simulation:
         if better and self.best and self.best[0] % every:
             self.writer.forget_collaboration(self.best[0])
 
-    def _closing(self, round: int) -> list[str]:
-        """A download without training: scores the final aggregate and saves the model each client should use; returns
-        the models' names."""
-        started = time.perf_counter()
+    def _closing(self, round: int) -> Requests[list[str]]:
+        """A download after the last round: scores the final aggregate and saves the model each client should use;
+        returns the models' names. What clients fine-tune is of this download where it is not of the last round's."""
+        started, self.idle, self.gradients = time.perf_counter(), 0.0, 0
         everyone = list(range(len(self.problem)))
         mail = self._mail(everyone, round)
+        behind, loss, good = list[int](), None, list[bool]()
+        if self.method.remembers == "finetuned":
+            behind = self.attendance.behind(read_lines(self.writer.path / "rounds.jsonl")[-1])
+        if behind:
+            _, loss, good = yield from self._train(behind, mail, round)
         hand_out = HandOut(self.scores, self.writer)
         names = self._score(everyone, mail, round, hand_out)
-        xi = self.server.xi if "xi" in self.server else None
-        seconds = time.perf_counter() - started - hand_out.seconds
-        self._record(round, xi, seconds=seconds, bytes_down=mail.bytes, final=True)
+        self._record(
+            round,
+            self.server.xi if "xi" in self.server else None,
+            seconds=time.perf_counter() - started - self.idle - hand_out.seconds,
+            bytes_down=mail.bytes,
+            participants=tuple(self.problem.names[c] for c in behind),
+            train_loss=loss,
+            diverged=tuple(self.problem.names[c] for c, fine in zip(behind, good, strict=True) if not fine),
+            final=True,
+        )
         hand_out.end()
         return names
 

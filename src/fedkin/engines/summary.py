@@ -22,12 +22,13 @@ def summarise(
     path: Path,
     a: Assembly,
     closing: Sequence[str],
+    kept: tuple[str, ...],
     novel: Novel | None,
     peak_bytes: int,
     execution: Execution,
 ) -> Summary:
-    """The summary of a run from its rounds.jsonl and the last xi. `closing`: the names of its models; `execution`: how
-    clients were run."""
+    """The summary of a run from its rounds.jsonl and the last xi. `closing`: the names of its models; `kept`: of those
+    that clients remember; `execution`: how clients were run."""
     lines = [line for line in read_lines(path / "rounds.jsonl") if not line.novel]
     problem, config, metric = a.known_problem(), a.config, a.problem.task.metric
     higher = metric.higher_is_better
@@ -51,6 +52,7 @@ def summarise(
         split=config.data.split,
         seed=config.seed,
         rounds=config.rounds,
+        preset=config.preset,
         clients=problem.names,
         groups=None if problem.groups is None else tuple(problem.groups.tolist()),
         samples=tuple(problem.samples.tolist()),
@@ -59,10 +61,12 @@ def summarise(
         higher_is_better=higher,
         headline=a.method.headline,
         models=models,
+        kept=kept,
         collaboration=_collaboration(path, a, models[a.method.headline].bmta_round),
         novel=novel,
         bytes_down=sum(line.bytes_down for line in lines),
         bytes_up=sum(line.bytes_up for line in lines),
+        gradients=sum(line.gradients for line in lines),
         seconds=sum(line.seconds for line in lines),
         peak_bytes=peak_bytes,
         parameters=problem.layout.parameters,

@@ -14,6 +14,7 @@ from .below_alone import Below, below_alone
 from .comparison import Both, Curve, Name, Pair, Row, Run, Scored
 from .grid import Rates
 from .newcomers import Served, newcomers
+from .older import Older, older
 from .trained_with import trained_with
 from .worth_joining import Best, Joining, JoiningError, Scorecard
 
@@ -86,6 +87,11 @@ class Findings:
         if reference not in self._tests:
             self._tests[reference] = comparison.tests(self.rows, self._scored, reference)
         return self._tests[reference]
+
+    @cached_property
+    def older(self) -> list[Older]:
+        """Rows of models that some clients had trained in an earlier round when they were scored."""
+        return older(self._scored) if any(run.summary.kept for run in self.runs) else []
 
     @cached_property
     def newcomers(self) -> list[Served]:

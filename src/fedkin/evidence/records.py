@@ -108,7 +108,8 @@ class ModelScores(Record):
 class Line(Record):
     """A round. `final` is the closing exchange; a line about newcomers (`novel`) has their scores alone.
 
-    `diverged` are the participants whose training was not finite; `peak_bytes` is known on a GPU alone.
+    `participants` trained, in the closing exchange for themselves alone; `diverged` are those of them whose training
+    was not finite. `gradients`: of mini-batches, of all clients. `peak_bytes` is known on a GPU alone.
     """
 
     round: int
@@ -116,6 +117,7 @@ class Line(Record):
     bytes_down: int = 0
     bytes_up: int = 0
     participants: tuple[str, ...] = ()
+    gradients: int = 0
     train_loss: float | None = None
     diverged: tuple[str, ...] = ()
     peak_bytes: int | None = None
@@ -187,6 +189,7 @@ class Summary(Record):
     split: str
     seed: int
     rounds: int
+    preset: str = "ours"
     clients: tuple[str, ...]
     groups: tuple[int, ...] | None = None
     samples: tuple[int, ...] | None = None
@@ -195,10 +198,13 @@ class Summary(Record):
     higher_is_better: bool = True
     headline: str
     models: Mapping[str, ModelSummary] = field(metadata=_each_as(ModelSummary))
+    kept: tuple[str, ...] = ()
+    """The models that clients remember from round to round, and do not train when they take no part."""
     collaboration: Collaboration | None = field(default=None, metadata=_as(Collaboration))
     novel: Novel | None = field(default=None, metadata=_as(Novel))
     bytes_down: int | None = None
     bytes_up: int | None = None
+    gradients: int | None = None
     seconds: float | None = None
     peak_bytes: int | None = None
     parameters: int | None = None

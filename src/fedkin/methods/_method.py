@@ -48,7 +48,8 @@ class Method(BaseModel, ABC):
     """Local training that the method presupposes, where it differs from the data set's."""
     remembers: ClassVar[str | None] = None
     """The model that clients remember between rounds, by its name in Memory; before the first it is the common start.
-    What they remember beside is for `enlist` to add."""
+    What they remember beside is for `enlist` to add. Called `finetuned`, it is made of a download alone: who did not
+    train in the last round makes it anew of the closing one."""
     newcomer_rounds: ClassVar[int] = 0
     """Exchanges in which newcomers find their place before they get their model."""
     uses_graph: ClassVar[bool] = False

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from ..maths.collaboration import mix
-from ._method import Local, Message, Method, Problem, Proximal, Rng, Server, State, Tensor
+from ._method import Local, Memory, Message, Method, Problem, Proximal, Rng, Server, State, Tensor
 
 Auto = Literal["auto"]
 Positive = Annotated[float, Field(gt=0)]
@@ -34,9 +34,24 @@ class GlobalModel(Method):
         return State({"w": server.w})
 
 
-def drawn_start(problem: Problem, rng: Rng) -> Tensor:
-    """(m, D) a starting row for each client, drawn by its name."""
-    return torch.stack([problem.fresh(rng("initial weights", name)) for name in problem.names])
+class StartOfEach(Method):
+    """A method whose clients may start each at a row of its own; what they remember starts there, too."""
+
+    init: Annotated[Literal["common", "independent", "pretrained"], Field(description="where clients start")] = "common"
+
+    @property
+    def uncounted(self) -> int:
+        return int(self.init == "pretrained")
+
+    def starts(self, problem: Problem, names: Sequence[str], rng: Rng) -> Tensor:
+        """(m, D) a starting row for each of these clients; independent ones are drawn by name."""
+        if self.init == "independent":
+            return torch.stack([problem.fresh(rng("initial weights", name)) for name in names])
+        return problem.initial.repeat(len(names), 1)
+
+    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
+        names = [problem.names[i] for i in clients.tolist()]
+        return State(**{str(self.remembers): self.starts(problem, names, rng)})
 
 
 def weighted_mean(n: Tensor, W: Tensor) -> Tensor:

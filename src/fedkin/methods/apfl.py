@@ -8,6 +8,7 @@ import torch
 from pydantic import Field
 
 from ..training.evaluation import Predictor
+from ..training.execution import Batch
 from ._method import Cohort, Local, Memory, Message, Model, Problem, Rng, Server, State, Tensor, Upload
 from ._shared import GlobalModel
 
@@ -15,18 +16,25 @@ from ._shared import GlobalModel
 class APFL(GlobalModel):
     """Each client mixes a model of its own with the global one: alpha_i v_i + (1 - alpha_i) w.
 
-    Models: `personal` (that mixture) and `global` w. The paper mixes parameters; its public code mixes outputs
-    (`mix = "outputs"`), in training too.
+    On each mini-batch w and v step along the gradients at w and at the mixture, both taken before either steps.
+
+    Models: `personal` (that mixture) and `global` w. The authors' code differs from their paper: there w steps first,
+    alpha's step looks at both models after theirs (`order = "code"`) and shrinks alpha (`alpha_decay = 0.02`), and what
+    is mixed, in training too, are outputs (`mix = "outputs"`).
     """
 
     headline = "personal"
     remembers = "v"
-    training = frozenset({"adaptive", "mix"})
+    training = frozenset({"adaptive", "alpha_decay", "mix", "order"})
     local = {"optimiser": "sgd", "lr": 0.01}
 
     alpha: Annotated[float, Field(ge=0, le=1, description="weight of the client's own model at the start")] = 0.5
     adaptive: Annotated[bool, Field(description="learn alpha, once a round")] = True
+    alpha_decay: Annotated[float, Field(ge=0, description="not in the paper; 0.02 in the authors' code")] = 0.0
     mix: Annotated[Literal["parameters", "outputs"], Field(description="what is mixed")] = "parameters"
+    order: Annotated[
+        Literal["paper", "code"], Field(description="of a mini-batch's steps: all at once, or w's before the others")
+    ] = "paper"
 
     def check(self, problem: Problem, local: Local) -> None:
         if local.persist_optimiser:
@@ -45,22 +53,33 @@ class APFL(GlobalModel):
         for number, batch in enumerate(cohort.batches(round)):
             k = len(batch)
             gap = v[:k, :d] - w[:k, :d]
-            own = alpha[:k, None]
-            step_w.step(w, cohort.grad(w, batch), lr)
-            if self.mix == "parameters":
-                mixed = self._mixed(v[:k], w[:k], alpha[:k], d)
-                G = cohort.grad(mixed, batch)
-                v[:k, d:] = mixed[:, d:]
-                slope = (gap * G).sum(1)
-                step_v.step(v, own * G, lr)
-            else:
-                G_v, G_w = cohort.mixed_grad(v, w, alpha, batch)
-                slope = (gap * (own * G_v + (1 - own) * G_w)).sum(1)
-                step_v.step(v, G_v, lr)
+            G_w = cohort.grad(w, batch)
+            if self.order == "code":
+                step_w.step(w, G_w, lr)
+            along, G_v = self._at_the_mixture(cohort, v, w, alpha, batch)
+            if self.order == "paper":
+                step_w.step(w, G_w, lr)
+            step_v.step(v, G_v, lr)
             if self.adaptive and number == 0:
-                # The term 0.02 alpha is in the authors' code, not in their paper.
-                alpha[:k] = (alpha[:k] - lr[:k, 0].to(alpha) * (slope + 0.02 * alpha[:k])).clamp(0, 1)
+                if self.order == "code":
+                    gap = v[:k, :d] - w[:k, :d]
+                slope = (gap * along).sum(1) + self.alpha_decay * alpha[:k]
+                alpha[:k] = (alpha[:k] - lr[:k, 0].to(alpha) * slope).clamp(0, 1)
         return State(w=w), State(v=v, alpha=alpha)
+
+    def _at_the_mixture(
+        self, cohort: Cohort, v: Tensor, w: Tensor, alpha: Tensor, batch: Batch
+    ) -> tuple[Tensor, Tensor]:
+        """(k, d) twice: the gradient at the mixture, along which alpha's slope is taken, and that of v."""
+        k, d = len(batch), cohort.layout.parameters
+        own = alpha[:k, None]
+        if self.mix == "outputs":
+            G_v, G_w = cohort.mixed_grad(v, w, alpha, batch)
+            return own * G_v + (1 - own) * G_w, G_v
+        mixed = self._mixed(v[:k], w[:k], alpha[:k], d)
+        G = cohort.grad(mixed, batch)
+        v[:k, d:] = mixed[:, d:]
+        return G, own * G
 
     @staticmethod
     def _mixed(v: Tensor, w: Tensor, alpha: Tensor, d: int) -> Tensor:

@@ -11,11 +11,11 @@ from ..maths import collaboration as co
 from ..maths.attention import Kind, named
 from ..training.optimisers import Proximal
 from . import _newcomers, _shared, _theory, _trust
-from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
-from ._shared import Auto, EachPositive, EachShare, Positive, check_per_client, drawn_start, per_client
+from ._method import Cohort, Local, Memory, Message, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._shared import Auto, EachPositive, EachShare, Positive, StartOfEach, check_per_client, per_client
 
 
-class FedAMP(Method):
+class FedAMP(StartOfEach):
     """Each client gets a cloud model of its own, u_i = sum_j xi_ij w_j, in which similar models weigh more.
 
     Models: `cloud` u_i, and `personal` w_i, what local training near u_i makes of it.
@@ -39,7 +39,6 @@ class FedAMP(Method):
     similarity: Annotated[
         Literal["all", "head", "updates"] | list[str], Field(description="weights that attention looks at, or layers")
     ] = "all"
-    init: Annotated[Literal["common", "independent", "pretrained"], Field(description="where clients start")] = "common"
     init_from: Annotated[Literal["cloud", "local"], Field(description="where a round's training starts")] = "cloud"
     mode: Annotated[Literal["practice", "theory"], Field(description="theory: Algorithm 1, step alpha")] = "practice"
     attention: Annotated[Kind, Field(description="function A of distances")] = "negative_exponential"
@@ -55,14 +54,8 @@ class FedAMP(Method):
         _shared.check_proximal(self.proximal, local, problem.rounds, lambda k: float(self._beta(problem, k).min()))
         self.looked_at(problem, problem.initial[None])  # refuses layers that the model does not have
 
-    @property
-    def uncounted(self) -> int:
-        return int(self.init == "pretrained")
-
     def begin(self, problem: Problem, rng: Rng) -> Server:
-        independent = self.init == "independent"
-        W = drawn_start(problem, rng) if independent else problem.initial.repeat(len(problem), 1)
-        heard = torch.full((len(problem),), independent)
+        W, heard = self.starts(problem, problem.names, rng), torch.full((len(problem),), self.init == "independent")
         return State(W=W, heard=heard, trust=torch.ones_like(W[:, 0]), xi=self.xi(problem, W, heard))
 
     def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:

@@ -17,6 +17,9 @@ class PFedMe(GlobalModel):
 
     theta_i minimises f_i(theta) + (lambda / 2) ||theta - w_i||^2 by a few steps a mini-batch; w_i goes towards it.
 
+    Who is not sampled does not train, and keeps its theta_i: in the paper all clients train in every round, and those
+    sampled are averaged.
+
     Models: `personal` theta_i and `global` w. Steps are plain SGD with the rates given here: the local optimiser and
     its learning rate are not used. BatchNorm's statistics are those of theta's passes, also in the w_i that is sent.
     """

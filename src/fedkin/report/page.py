@@ -29,6 +29,7 @@ from .words import (
     joining_sentence,
     joining_words,
     metric_name,
+    older_models,
     p_text,
     plural,
     score_text,
@@ -145,6 +146,7 @@ run: they are different things."""
     if pairs:
         note += f""" p: Wilcoxon’s signed-rank test over clients and shared seeds, two-sided, after Holm’s correction
 over {plural(len(pairs), "pair")} of headline models."""
+    note += "".join(f"<br>{escaped(sentence)}" for sentence in older_models(found))
     direction = "higher" if found.higher_is_better else "lower"
     about = f"Test {escaped(metric_name(metric))}, mean over clients and seeds; {direction} is better."
     tested = html.fold("All paired tests", _all_tests(pairs, metric)) if pairs else ""

@@ -272,6 +272,24 @@ def caveats(found: Findings) -> list[str]:
     return notes
 
 
+def older_models(found: Findings) -> list[str]:
+    """How many scores are of models that their clients had trained in an earlier round, in sentences."""
+    told = []
+    for each in found.older:
+        text = f"{each.method}:{each.model}: {each.older} of {each.scores} scores of rounds 1 to {each.rounds} are of "
+        text += "models trained in an earlier round, or not yet"
+        if each.older_at_the_end:
+            text += f"; at the end {each.older_at_the_end} of {each.scores_at_the_end}"
+        told.append(f"{text}.{UNLIKE_THE_PAPER.get(found.members[each.method][0].summary.method, '')}")
+    return told
+
+
+UNLIKE_THE_PAPER = {
+    "pfedme": " In its paper all clients train in every round and those sampled are averaged; here only these train."
+}
+"""What a method does otherwise where not everyone takes part."""
+
+
 def xi_groups(run: Run, xi: NDArray[Any]) -> tuple[NDArray[np.int64], bool]:
     """(m,) labels to order clients by, and whether they are known: the federation's groups, or those read off xi."""
     groups = run.summary.groups

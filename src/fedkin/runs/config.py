@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from .. import data, methods
+from .. import data, methods, papers
 from ..base.settings import ConfigError, unknown_key, validated
 from ..data.preprocessing import TableSettings
 from ..methods._method import Method
@@ -44,6 +44,10 @@ class Data(_Strict):
     alpha: Annotated[float, Field(gt=0, description="dirichlet: the smaller, the more skewed")] = 0.3
     classes_per_client: Annotated[int, Field(ge=1, description="pathological")] = 2
     dominating: Annotated[float, Field(gt=0, lt=1, description="practical: share of the dominating classes")] = 0.8
+    classes: Annotated[
+        Literal["default", "uniform"],
+        Field(description="practical: uniform deals every class alike, also where they are of different size (emnist)"),
+    ] = "default"
     shift: Annotated[int, Field(description="relabelled, mixed: group g's label is (y + shift g) mod classes")] = 2
     agreeing: Annotated[float, Field(ge=0, description="mixed: part of the clients whose labels mean the same")] = 12
     relabelled: Annotated[float, Field(ge=0, description="mixed: part in two groups with other labels")] = 8
@@ -133,7 +137,10 @@ class Config(_Strict):
         Literal["equal", "native"],
         Field(description="equal: the data set's local training for all methods; native: each method's own"),
     ] = "equal"
-    preset: Annotated[Literal["ours", "paper"], Field(description="paper: the method's published values")] = "ours"
+    preset: Annotated[
+        Literal["ours", "paper"],
+        Field(description="paper: the FedAMP papers' setting, and the method's published values (docs/papers.md)"),
+    ] = "ours"
     device: Literal["auto", "cpu", "cuda"] = "auto"
     execution: Literal["auto", "stacked", "one-by-one"] = "auto"
     chunk: Annotated[
@@ -195,7 +202,7 @@ def resolve(raw: Mapping[str, Any]) -> Config:
     if shape.budget == "native":
         layers.append(method.native(shape.data.name))
     if shape.preset == "paper":
-        layers.append({"settings": method.paper(shape.data.name, shape.data.split)})
+        layers += [papers.preset(), {"settings": method.paper(shape.data.name, shape.data.split)}]
     merged: dict[str, Any] = {}
     for layer in [*layers, raw]:
         merged = merge(merged, layer)
