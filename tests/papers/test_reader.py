@@ -79,6 +79,8 @@ def test_every_built_in_method_has_its_published_settings_and_no_others(name: st
         assert papers.suited(method, each) == (FASTER if family in ("pfedhn", "panacea") and forecast else {})
         for split in SPLITS:
             expected: dict[str, Any] = {"init": "pretrained"} if name in ("fedamp", "heurfedamp") else {}
+            if "proximal" in method.model_fields:
+                expected["proximal"] = "gradient"
             if name in ("fedamp", "heurfedamp") and each in PREPRINT and split in ("practical", "iid", "pathological"):
                 at = ("practical", "iid", "pathological").index(split)
                 sigma, heuristic, tau = (column[at] for column in PREPRINT[each])
@@ -170,7 +172,7 @@ class Graphed(Panacea):
 
 def test_a_class_that_extends_a_built_in_method_has_its_settings_unless_it_says_otherwise() -> None:
     assert Alike.paper("mnist", "iid") == HeurFedAMP.paper("mnist", "iid") != {}
-    published = {"sigma": 7.0, "weight_on_others": 0.99, "top": 3, "init": "pretrained"}
+    published = {"sigma": 7.0, "weight_on_others": 0.99, "top": 3, "init": "pretrained", "proximal": "gradient"}
     assert Further.paper("mnist", "iid") == published
     assert Graphed.suited("tpt48") == {"settings": {"hidden": 7}}, "what a hook says is all there is"
     assert Graphed.native("tpt48") == {"local": {"lr": 0.5}, "settings": {"layers": 2}}
