@@ -2,10 +2,13 @@
 
     python benchmarks/digits_rate.py       runs what is missing and writes benchmarks/results/digits-rate.json
 
-A cell is a method in a world, and its score what `fedkin tune` chooses by: the best mean validation score of the headline
-model, here the mean over seeds, on a fifth of the training data. One rate has to serve all of them, so what counts is what
-it costs a cell beside the cell's own best rate, and the rate is chosen that costs the worst served cell least: the mean
-over cells, which stands beside it, would buy points for one method with another's. Test data have no say.
+A cell is a method in a world, and its score what `fedkin tune` chooses by: the best mean validation score of the
+headline model, here the mean over seeds, on a fifth of the training data. Test data have no say.
+
+One rate has to serve all cells. So what counts is what it costs a cell beside the cell's own best rate, and the rate
+is chosen that costs the worst served cell least. The mean over cells stands beside it in the JSON: it would take 0.03,
+half a point ahead of 0.01, which pays for FedAMP's gain where all clients are alike with four points of Separate, and
+is next to 0.1, at which training breaks.
 """
 
 from __future__ import annotations
