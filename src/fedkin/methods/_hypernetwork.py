@@ -35,7 +35,7 @@ class Hypernetworked(Method):
     scaled: Annotated[
         bool, Field(description="start with weights as wide as the initial model's, tensor by tensor")
     ] = True
-    # Adam with five steps by benchmarks/baseline_rates.py: one step of SGD is far too slow for the rounds there are.
+    # One step of SGD is far too slow for the rounds there are: benchmarks/baseline_rates.py.
     server_optimiser: Annotated[Literal["sgd", "adam"], Field(description="of the hypernetwork")] = "adam"
     server_lr: Annotated[float, Field(gt=0, description="learning rate of the hypernetwork")] = 1e-3
     server_momentum: Annotated[float, Field(ge=0, lt=1, description="for sgd")] = 0.9
