@@ -11,6 +11,7 @@ from helpers import DEVICE, SIZES, Watched, accuracy, batches, close, gradient, 
 from torch import Tensor, nn
 
 from fedkin.base.state import State
+from fedkin.runs.config import resolve
 from fedkin.training.evaluation import Predictor
 
 LR = 0.2
@@ -188,3 +189,10 @@ def test_running_statistics_stay_with_the_model_that_made_them(tmp_path: Path, m
     assert all((v[i] - initial[d:]).abs().max() > 0.05 for i in range(len(SIZES)))
     if mix == "parameters":
         assert torch.equal(runs[0].rows(3, "personal")[:, d:], v)
+
+
+def test_plain_sgd_goes_with_its_rate_whatever_the_data_set_has_and_the_user_may_say_more() -> None:
+    local = resolve({"method": "apfl", "data": "fl60"}).local
+    assert (local.optimiser, local.lr, local.momentum) == ("sgd", 0.03, 0)
+    own = resolve({"method": "apfl", "data": "fl60", "local": {"optimiser": "adam", "lr": 1e-3, "momentum": 0.5}}).local
+    assert (own.optimiser, own.lr, own.momentum) == ("adam", 1e-3, 0.5)

@@ -20,7 +20,8 @@ from fedkin.methods.pfedhn import PFedHN
 from fedkin.runs.config import resolve
 
 SIX = (13, 9, 8, 6, 5, 4)
-SMALL: dict[str, Any] = {"hidden": 16, "embedding": 5, "server_lr": 0.05}
+PUBLISHED: dict[str, Any] = {"server_optimiser": "sgd", "server_steps": 1, "server_weight_decay": 1e-3}
+SMALL: dict[str, Any] = {"hidden": 16, "embedding": 5, **PUBLISHED, "server_lr": 0.05}
 
 
 def begun(a: Assembly) -> Server:

@@ -20,14 +20,15 @@ from fedkin.runs.config import resolve
 from fedkin.training.cohort import Cohort
 
 DEFAULTS: dict[str, Any] = {
-    "strength": 15.0,
+    "strength": 2.0,
     "inner_steps": 5,
-    "eta": 0.005,
-    "personal_lr": 0.05,
+    "eta": 0.45,
+    "personal_lr": 0.1,
     "beta": 1.0,
     "decay": 0.0,
+    "proximal": "exact",
 }
-DEFAULTS["proximal"] = "exact"
+PUBLISHED = {"strength": 15.0, "eta": 0.005, "personal_lr": 0.05, "iterations": 20}
 
 
 def batches(a: Any, i: int, k: int, steps: int) -> list[tuple[Tensor, Tensor]]:
@@ -161,24 +162,24 @@ def test_a_round_spends_no_more_gradients_than_local_training(
 def test_the_papers_own_local_training() -> None:
     config = resolve({"method": "pfedme", "data": "digits", "budget": "native"})
     assert config.local.batch_size == 20
-    assert config.settings == {**DEFAULTS, "iterations": 20, "weighted": False}
+    assert config.settings == {**DEFAULTS, **PUBLISHED, "weighted": False}
 
 
 def test_a_step_that_overshoots_is_refused_with_a_sentence() -> None:
-    with pytest.raises(ConfigError, match=r"needs eta \* strength < 1.*0\.1 \* 15 is 1\.5\. Take a smaller"):
-        ready(method="pfedme", settings={"eta": 0.1})
+    with pytest.raises(ConfigError, match=r"needs eta \* strength < 1.*0\.6 \* 2 is 1\.2\. Take a smaller"):
+        ready(method="pfedme", settings={"eta": 0.6})
     with pytest.raises(ConfigError, match="overshoots"):
         ready(method="pfedme", settings={"eta": 0.5, "strength": 2.0})
     ready(method="pfedme", settings={"eta": 0.1, "strength": 9.9})
 
 
 def test_a_leash_whose_gradient_diverges_is_refused() -> None:
-    settings = {"personal_lr": 0.2, "proximal": "gradient"}
+    settings = {"strength": 15.0, "eta": 0.005, "personal_lr": 0.2, "proximal": "gradient"}
     with pytest.raises(
         ConfigError, match=r"the rate is 0\.2 and 1 / strength is 0\.0666667, a ratio of 3\..*at most 0\.13"
     ):
         ready(method="pfedme", settings=settings)
-    ready(method="pfedme", settings={"personal_lr": 0.2})
+    ready(method="pfedme", settings={**settings, "proximal": "exact"})
     ready(method="pfedme", settings={**settings, "personal_lr": 0.13})
 
 
@@ -193,7 +194,7 @@ def test_newcomers_train_a_personal_model_near_the_global_one(tmp_path: Path) ->
 
 def test_running_statistics_are_those_of_thetas_passes_and_are_averaged_whatever_beta(tmp_path: Path) -> None:
     """With beta = 2 a variance could become negative."""
-    settings = {"beta": 2.0, "inner_steps": 2, "iterations": 3}
+    settings = {**PUBLISHED, "beta": 2.0, "inner_steps": 2, "iterations": 3}
     run = simulate(tmp_path, model=normed, method="pfedme", settings=settings, rounds=1)
     layout, d, initial = run.problem.layout, run.problem.layout.parameters, run.problem.initial
     rows, uploads = [], []

@@ -11,6 +11,7 @@ from helpers import Watched, batches, close, gradient, normed, ready, simulate, 
 from torch import Tensor
 
 from fedkin.base.settings import ConfigError
+from fedkin.runs.config import resolve
 
 SGD = {"optimiser": "sgd", "lr": 0.1}
 
@@ -137,8 +138,11 @@ def test_anything_but_plain_sgd_is_refused_with_a_sentence(local: dict[str, Any]
         ready(method="scaffold", local=local)
 
 
-def test_plain_sgd_is_what_scaffold_takes_unless_told_otherwise() -> None:
-    assert ready(method="scaffold").config.local.optimiser == "sgd"
+@pytest.mark.parametrize("data", ["digits", "fl60"])
+def test_plain_sgd_is_what_scaffold_takes_whatever_the_data_set_has(data: str) -> None:
+    local = resolve({"method": "scaffold", "data": data}).local
+    assert (local.optimiser, local.momentum, local.weight_decay, local.clip) == ("sgd", 0, 0, 0)
+    assert resolve({"method": "scaffold", "data": data, "local": {"momentum": 0.5}}).local.momentum == 0.5
 
 
 def test_the_models_are_x_as_received_and_the_clients_own(tmp_path: Path) -> None:

@@ -93,8 +93,8 @@ def test_what_the_user_says_wins_over_the_method_and_the_method_over_the_data_se
         found = resolve({"method": method, "local": said}).local
         return found.optimiser, found.lr, found.epochs
 
-    assert local("fedavg") == ("adam", 1e-3, 5)
-    assert local("scaffold") == ("sgd", 0.05, 5)
+    assert local("fedavg") == ("adam", 0.01, 5)
+    assert local("scaffold") == ("sgd", 0.1, 5)
     assert local("scaffold", lr=0.2) == ("sgd", 0.2, 5)
 
 

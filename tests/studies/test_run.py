@@ -157,7 +157,7 @@ def test_which_samples_are_kept_for_validation_is_a_matter_of_the_split_seed(tmp
         ({"class_weights": "balanced"}, {"class_weights": "none"}),
         ({"class_weights": [5.0, *[1.0] * 9]}, {"class_weights": [2.0] * 10}),
         ({"weight_decay": 0.1}, {"weight_decay": 0.0}),
-        ({"lr": 0.01}, {"lr": 0.001}),
+        ({"lr": 0.001}, {"lr": 0.01}),
         ({"batch_size": 8}, {"batch_size": 16}),
         ({"persist_optimiser": True}, {"persist_optimiser": False}),
         ({"optimiser": "sgd", "momentum": 0.9}, {}),

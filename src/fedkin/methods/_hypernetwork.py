@@ -37,12 +37,13 @@ class Hypernetworked(Method):
     scaled: Annotated[
         bool, Field(description="start with weights as wide as the initial model's, tensor by tensor")
     ] = True
-    server_optimiser: Annotated[Literal["sgd", "adam"], Field(description="of the hypernetwork")] = "sgd"
-    server_lr: Annotated[float, Field(gt=0, description="learning rate of the hypernetwork")] = 1e-2
+    # One step of SGD is far too slow for the rounds there are: benchmarks/baseline_rates.py.
+    server_optimiser: Annotated[Literal["sgd", "adam"], Field(description="of the hypernetwork")] = "adam"
+    server_lr: Annotated[float, Field(gt=0, description="learning rate of the hypernetwork")] = 1e-3
     server_momentum: Annotated[float, Field(ge=0, lt=1, description="for sgd")] = 0.9
     server_weight_decay: Annotated[float, Field(ge=0, description="of the hypernetwork, and of embeddings")] = 0.0
     server_clip: Annotated[float, Field(ge=0, description="largest norm of the whole gradient; 0 is no limit")] = 0.0
-    server_steps: Annotated[int, Field(ge=1, description="K_s: the hypernetwork's steps a round")] = 1
+    server_steps: Annotated[int, Field(ge=1, description="K_s: the hypernetwork's steps a round")] = 5
     embedding_lr: Annotated[
         Literal["same"] | Annotated[float, Field(gt=0)], Field(description="of the embeddings; same: server_lr")
     ] = "same"

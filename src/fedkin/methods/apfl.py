@@ -26,7 +26,7 @@ class APFL(GlobalModel):
     headline = "personal"
     remembers = "v"
     training = frozenset({"adaptive", "alpha_decay", "mix", "order"})
-    local = {"optimiser": "sgd", "lr": 0.01}
+    local = {"optimiser": "sgd", "lr": 0.03, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "clip": 0.0}
 
     alpha: Annotated[float, Field(ge=0, le=1, description="weight of the client's own model at the start")] = 0.5
     adaptive: Annotated[bool, Field(description="learn alpha, once a round")] = True

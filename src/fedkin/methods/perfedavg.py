@@ -24,7 +24,8 @@ class PerFedAvg(GlobalModel):
 
     Models: `adapted`, what a step of size alpha on the client's training data makes of the model received, and that
     model itself, `global`. Steps are plain SGD with rates alpha and beta: the local optimiser and its learning rate
-    are not used. alpha and beta are the paper's; on small data `fedkin tune` finds larger ones that learn far faster.
+    are not used. alpha and beta are by benchmarks/baseline_rates.py, on validation data: 0.01 and 0.001, as published
+    (`--native`), learn next to nothing in the few iterations that an equal number of gradients allows.
     BatchNorm's statistics follow the passes at w, in training and in adaptation; all other passes only try a point.
     """
 
@@ -37,8 +38,8 @@ class PerFedAvg(GlobalModel):
         Literal["first-order", "difference", "exact"],
         Field(description="left out (FO), from a difference of gradients (HF), or exact products with it"),
     ] = "difference"
-    alpha: Annotated[float, Field(ge=0, description="rate of a client's adaptation")] = 0.01
-    beta: Annotated[float, Field(gt=0, description="rate of the global model's steps")] = 0.001
+    alpha: Annotated[float, Field(ge=0, description="rate of a client's adaptation")] = 0.03
+    beta: Annotated[float, Field(gt=0, description="rate of the global model's steps")] = 0.3
     delta: Annotated[float, Field(gt=0, description="half the length, in gradients, of HF's difference")] = 1e-3
     iterations: Annotated[int, Field(ge=0, description="a round; 0: as many as local training has gradients for")] = 0
     adaptation: Annotated[

@@ -30,7 +30,6 @@ class PFedHN(Hypernetworked):
     scaled: Annotated[
         bool, Field(description="start with weights as wide as the initial model's, tensor by tensor")
     ] = False
-    server_weight_decay: Annotated[float, Field(ge=0, description="of the hypernetwork, and of embeddings")] = 1e-3
     server_clip: Annotated[float, Field(ge=0, description="largest norm of the whole gradient; 0 is no limit")] = 50.0
 
     def network(self, embedding: int, outputs: int) -> nn.Module:

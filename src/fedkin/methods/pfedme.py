@@ -29,13 +29,15 @@ class PFedMe(GlobalModel):
     rate = ("settings.personal_lr",)  # eta has its limit in the leash: eta lambda < 1
     training = frozenset({"strength", "inner_steps", "iterations", "eta", "personal_lr", "decay", "proximal"})
 
-    strength: Annotated[float, Field(gt=0, description="lambda: how short the leash is")] = 15.0
+    # strength, eta and personal_lr by benchmarks/baseline_rates.py, on validation data: w_i has to go most of its way,
+    # so eta is near 1 / strength. The paper's 15, 0.005 and 0.05 are `--native`.
+    strength: Annotated[float, Field(gt=0, description="lambda: how short the leash is")] = 2.0
     inner_steps: Annotated[int, Field(ge=1, description="K: theta's steps on a mini-batch")] = 5
     iterations: Annotated[
         int, Field(ge=0, description="R: mini-batches a round; 0: as many as local training has gradients for")
     ] = 0
-    eta: Annotated[float, Field(gt=0, description="rate of w_i, which goes the share eta lambda of its way")] = 0.005
-    personal_lr: Annotated[float, Field(gt=0, description="rate of theta")] = 0.05
+    eta: Annotated[float, Field(gt=0, description="rate of w_i, which goes the share eta lambda of its way")] = 0.45
+    personal_lr: Annotated[float, Field(gt=0, description="rate of theta")] = 0.1
     proximal: Form = "exact"
     beta: Annotated[float, Field(gt=0, description="how far the server follows the clients' mean; may exceed 1")] = 1.0
     decay: Annotated[float, Field(ge=0, description="of theta: not in the paper, 0.001 in its authors' code")] = 0.0
