@@ -6,6 +6,10 @@ A point's score is the mean over seeds and worlds of what `fedkin tune` chooses 
 the headline model, on a fifth of the training data. Chosen is the first point of a grid, which begins with the most
 cautious, within a point of the best. Test data have no say.
 
+Per-FedAvg and SCAFFOLD are more cautious by default than what is chosen here, at 0.1 and 0.05: with the papers' CNN on
+practical EMNIST (ten rounds, one seed, an H200) Per-FedAvg has 74 % at 0.1 and diverges at 0.3, and SCAFFOLD's global
+model ends at 73 % with 0.05 and falls from 74 to 49 % with 0.1.
+
 The hypernetworks' server is chosen on more than this: several steps are what it takes here, by SGD or by Adam. Adam is
 the default, as forecasts call for it, and FL-60 has one step of SGD, as that withstands liars (docs/panacea.md).
 """

@@ -69,7 +69,11 @@ def test_a_method_that_can_no_longer_be_imported_is_told_by_its_local_training(
         ("fedamp", {}, "SGD 0.05 with momentum 0.9"),
         ("perfedavg", {"beta": 0.02, "alpha": 0.3}, "SGD 0.02, adaptation 0.3"),
         ("pfedme", {"personal_lr": 0.04}, "SGD 0.04"),
-        ("pfedhn", {"server_lr": 0.03, "server_momentum": 0.0}, "SGD 0.05 with momentum 0.9, hypernetwork SGD 0.03"),
+        (
+            "pfedhn",
+            {"server_optimiser": "sgd", "server_lr": 0.03, "server_momentum": 0.0},
+            "SGD 0.05 with momentum 0.9, hypernetwork SGD 0.03",
+        ),
     ],
 )
 def test_methods_with_rates_of_their_own_say_them(name: str, settings: dict[str, float], said: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import close, ready, simulate, toy
+from helpers import DEVICE, close, ready, simulate, toy
 
 import fedkin
 from fedkin.base.state import State
@@ -52,8 +52,8 @@ def test_what_others_sent_is_found_again_in_what_a_client_got() -> None:
     assembly = ready(toy((9, 8, 7, 6)), method="fedamp")
     source = torch.Generator().manual_seed(3)
     size = assembly.problem.layout.size
-    w, z = (torch.randn(4, size, generator=source, dtype=torch.float64) for _ in range(2))
-    tau = torch.tensor([1.0, 0.5, _trust.LEAST, 0.0], dtype=torch.float64)
+    w, z = (torch.randn(4, size, generator=source, dtype=torch.float64).to(DEVICE) for _ in range(2))
+    tau = torch.tensor([1.0, 0.5, _trust.LEAST, 0.0], dtype=torch.float64, device=DEVICE)
     u = w + tau[:, None] * (z - w)
     found = _trust.in_others(assembly.cohort, State(u=u, tau=tau), State(personal=w))["trust"]
     direct = _trust.in_others(assembly.cohort, State(u=z, tau=torch.ones_like(tau)), State(personal=w))["trust"]

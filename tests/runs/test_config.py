@@ -94,7 +94,7 @@ def test_what_the_user_says_wins_over_the_method_and_the_method_over_the_data_se
         return found.optimiser, found.lr, found.epochs
 
     assert local("fedavg") == ("adam", 0.01, 5)
-    assert local("scaffold") == ("sgd", 0.1, 5)
+    assert local("scaffold") == ("sgd", 0.05, 5)
     assert local("scaffold", lr=0.2) == ("sgd", 0.2, 5)
 
 

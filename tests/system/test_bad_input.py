@@ -769,7 +769,7 @@ def another_configuration(folder: Folder) -> None:
     a_run(folder)
     (folder / "run" / "summary.json").unlink()
     config = folder / "run" / "config.toml"
-    config.write_text(config.read_text().replace("lr = 0.001", "lr = 0.002"))
+    config.write_text(config.read_text().replace("lr = 0.01\n", "lr = 0.02\n"))
 
 
 def own_run(folder: Folder) -> None:

@@ -106,7 +106,7 @@ class Method(BaseModel, ABC):
 
     @classmethod
     def suited(cls, data: str) -> dict[str, Any]:
-        """Settings (table `settings`) that the data set calls for, whatever the budget."""
+        """What the data set calls for, whatever the budget: tables `local` and `settings`."""
         return papers.suited(cls, data)
 
     @classmethod

@@ -39,7 +39,7 @@ class PerFedAvg(GlobalModel):
         Field(description="left out (FO), from a difference of gradients (HF), or exact products with it"),
     ] = "difference"
     alpha: Annotated[float, Field(ge=0, description="rate of a client's adaptation")] = 0.03
-    beta: Annotated[float, Field(gt=0, description="rate of the global model's steps")] = 0.3
+    beta: Annotated[float, Field(gt=0, description="rate of the global model's steps")] = 0.1
     delta: Annotated[float, Field(gt=0, description="half the length, in gradients, of HF's difference")] = 1e-3
     iterations: Annotated[int, Field(ge=0, description="a round; 0: as many as local training has gradients for")] = 0
     adaptation: Annotated[

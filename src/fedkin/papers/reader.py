@@ -18,7 +18,7 @@ METHODS = f"{__name__.partition('.')[0]}.methods."
 
 
 def suited(method: type, data: str) -> dict[str, Any]:
-    """Settings (table `settings`) that the data set calls for, whatever the budget."""
+    """What the data set calls for, whatever the budget: tables `local` and `settings`."""
     return _laid(_told(method, "suited", data))
 
 
