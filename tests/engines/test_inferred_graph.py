@@ -226,6 +226,18 @@ def inferring(**settings: Any) -> dict[str, Any]:
     return merge(merge(TABLE, {"graph": {"source": "inferred"}}), settings)
 
 
+def test_who_resembles_nobody_has_no_edges(tmp_path):
+    """Before, a loner's flat attention gave it as many edges as anyone."""
+    world = {"name": "digits", "split": "mixed", "clients": 11, "agreeing": 6, "relabelled": 4, "lone": 1}
+    settings = {"method": "panacea", "data": world, "graph": {"source": "inferred"}, "local": {"lr": 0.01}}
+    run = fedkin.run(settings, rounds=1, out=tmp_path / "run")
+    graph = run.graph
+    names = list(run.summary.clients)
+    loner = names.index("silo-10")
+    assert graph is not None and not graph[loner].any() and not graph[:, loner].any()
+    assert (graph.sum(1) > 0).sum() == 10, "all others have kin"
+
+
 def test_nothing_is_inferred_before_a_run_begins(inferences):
     found = ready(source="inferred")
     assert found.infers

@@ -197,3 +197,54 @@ def test_a_model_that_cannot_be_looked_at_is_scored_all_the_same() -> None:
     assert a.execution.name == "stacked"
     armed = True
     assert not evaluate(a.execution, a.test, rows(a, 1), a.problem.task.metric).isnan().any()
+
+
+# ---- what a model knows ----
+
+
+@pytest.mark.parametrize("way", ["stacked", "one-by-one"])
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_skill_is_each_clients_own_by_hand(kind: str, way: str) -> None:
+    a = assembled(kind, way)
+    models = [rows(a, 1), rows(a, 2)]
+    found = evaluation.skills(a.execution, a.cohort.train, models, a.problem.task)
+    assert found.shape == (2, 5)
+    for model, own in zip(models, found, strict=True):
+        outputs = evaluation.all_outputs(a.execution, a.cohort.train, model)
+        for i, z in enumerate(outputs):
+            start = a.cohort.train.starts[i]
+            y = a.cohort.train.y[start : start + len(z)].cpu()
+            if kind == "classification":
+                by_hand = (sum(z[j].softmax(0)[y[j]].item() for j in range(len(z))) / len(z) - 1 / 3) * 1.5
+                assert own[i].item() == pytest.approx(by_hand, abs=1e-6)
+            else:  # of all wrong pairs, of which the score takes some
+                pairs = [(z[j] - y[k]).square().mean().item() for j in range(len(z)) for k in range(len(z))]
+                right = (z - y).square().mean().item()
+                wrong = sum(pairs) / len(pairs)
+                assert own[i].item() == pytest.approx((wrong - right) / max(wrong, right), abs=0.12)
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_skill_is_one_for_who_knows_all_and_nothing_for_who_says_the_same_of_everything(kind: str) -> None:
+    """A linear model of the inputs' own columns; one that is constant; and one that says the contrary."""
+    source = torch.Generator().manual_seed(1)
+    x = torch.randn(40, 3, generator=source, dtype=torch.float64)
+    y = x.argmax(1) if kind == "classification" else x.clone()
+    task = Task.classification((3,), 3) if kind == "classification" else Task.regression((3,), 3)
+    made = Federation("toy", (Client("a", (x, y), (x, y)),), task)
+    a = ready(made, method="fedavg", model={"name": "logistic", "settings": {}}, data={"validation": 0.0})
+    eye = torch.cat([torch.eye(3, dtype=torch.float64).flatten(), torch.zeros(3, dtype=torch.float64)]).to(DEVICE)
+    scale = 1e3 if kind == "classification" else 1.0
+    rows_of = [(factor * eye)[None] for factor in (scale, 0.0, -scale)]
+    knows, says_nothing, contrary = evaluation.skills(a.execution, a.cohort.train, rows_of, a.problem.task)[:, 0]
+    assert knows.item() == pytest.approx(1, abs=1e-2)
+    assert says_nothing.item() == pytest.approx(0, abs=1e-12)
+    assert contrary.item() < -0.2
+
+
+def test_what_is_not_finite_knows_nothing() -> None:
+    a = assembled()
+    broken = rows(a, 1)
+    broken[2] = torch.nan
+    found = evaluation.skills(a.execution, a.cohort.train, [broken], a.problem.task)[0]
+    assert found[2] == 0 and found.isfinite().all()
