@@ -146,11 +146,11 @@ def test_dropped_clients_neither_train_nor_download_and_keep_their_scores(
     run = simulate(tmp_path, ten, method="fedamp", participation={"dropped": share}, rounds=5)
     seen: set[int] = set()
     initial = [accuracy(run.a, i, run.problem.initial) for i in range(10)]
-    row = 8 * (run.problem.layout.size + 1)  # and how much others count there; how far they are trusted back
+    row = 8 * (run.problem.layout.size + 1)  # and how far others are trusted; down also how much they count
     for k in range(1, 6):
         present = run.took_part(k)
         assert len(present) == reached and run.sent[k][0] == run.scored[k][0] == present
-        assert run.lines[k]["bytes_down"] == run.lines[k]["bytes_up"] == reached * row
+        assert run.lines[k]["bytes_down"] == reached * (row + 8) and run.lines[k]["bytes_up"] == reached * row
         seen |= set(present)
         for name, models in run.lines[k]["models"].items():
             for i in set(range(10)) - set(present):
@@ -325,8 +325,8 @@ def test_what_travels_is_counted_in_models_a_client(tmp_path: Path, method: str)
     run = simulate(tmp_path, eight(), method=method, participation={"sample": 0.5, "lost": 0.5, "dropped": 0.25})
     models = {"separate": (0, 0), "scaffold": (2, 2), "sfl": (2, 1)}.get(method, (1, 1))
     down, up = (number * 8 * run.problem.layout.size for number in models)
-    if method in ("fedamp", "heurfedamp"):  # and how much others count there; back, how far they are trusted
-        down, up = down + 8, up + 8
+    if method in ("fedamp", "heurfedamp"):  # and how much others count and are trusted; back, how far they are
+        down, up = down + 16, up + 8
     for k in (1, 2, 3):
         assert run.lines[k]["bytes_down"] == 6 * down and run.lines[k]["bytes_up"] == 3 * up
     summary = Run(run.writer.path).summary

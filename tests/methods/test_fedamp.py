@@ -77,7 +77,7 @@ def mixing(
     for i, row in enumerate(others):
         if tau is None:
             kin = math.exp(-sum(p * math.log(p) for p in row if p > 0))
-            share = (1 - 1 / (1 + kin)) * (trust[i] if trust else 1.0)
+            share = (1 - 1 / (1 + kin)) * (max(trust[i], 1 / 256) if trust else 1.0)
         else:
             share = tau[i]
         xi.append([1 - share if j == i else share * p for j, p in enumerate(row)])
@@ -103,11 +103,15 @@ def by_hand(
     history, alone, trust = {}, [[float(i == j) for j in range(m)] for i in range(m)], [1.0] * m
     for k in range(1, assembly.config.rounds + 1):
         xi = alone if k == 1 else mixing(method, W, sigma, tau, top, trust)
+        told = [max(t, 1 / 256) for t in trust]
         if k > 1:
             trust = [trusted(assembly, i, W, xi[i]) for i in range(m)]
         U = [sum((xi[i][j] * W[j] for j in range(m)), torch.zeros_like(initial)) for i in range(m)]
+        heeded = U
+        if tau is None:  # who trusts less than was thought goes back towards its own model at once
+            heeded = [W[i] + min(1.0, trust[i] / told[i]) * (U[i] - W[i]) for i in range(m)]
         at = [b * decay ** ((k - 1) // every) for b in beta]
-        W = [_near(assembly, i, W[i] if start == "local" else U[i], U[i], at[i], k, form) for i in range(m)]
+        W = [_near(assembly, i, W[i] if start == "local" else heeded[i], heeded[i], at[i], k, form) for i in range(m)]
         history[k] = {"xi": torch.tensor(xi, dtype=torch.float64), "cloud": torch.stack(U), "personal": torch.stack(W)}
     return history
 
@@ -120,8 +124,9 @@ def trusted(assembly: Assembly, i: int, W: list[Tensor], row: list[float]) -> fl
     for model in (others, W[i]):
         x, y = assembly.federation.clients[i].train
         probability = torch.softmax(module_at(assembly, model).eval()(x.to(model)), 1)[range(len(y)), y].mean().item()
-        known.append(max(0.0, (probability - 1 / 3) / (2 / 3)))
-    return max(1 / 256, min(1.0, (known[0] + 0.05) / (known[1] + 0.05) / 0.6) ** 3)
+        known.append((probability - 1 / 3) / (2 / 3))
+    trust = min(1.0, max(0.0, known[0] - 0.02) / max(0.02, known[1] - 0.02) / 0.6) ** 3
+    return trust if trust >= 0.1 else 0.0
 
 
 def _near(a: Assembly, i: int, start: Tensor, u: Tensor, beta: float, k: int, form: str) -> Tensor:

@@ -37,14 +37,18 @@ def test_a_silo_that_resembles_nobody_is_not_ruined(tmp_path: Path, method: str)
     assert joined[:, :10].mean() > alone[:, :10].mean() + 0.05
 
 
-def test_trust_is_full_where_others_know_most_of_it_and_next_to_nothing_where_they_know_nothing() -> None:
+def test_trust_is_full_where_others_know_most_of_it_and_none_where_they_know_nothing() -> None:
     own = torch.ones(6, dtype=torch.float64)
-    others = torch.tensor([-1.0, 0.0, 0.3, 0.58, 0.8, 1.0], dtype=torch.float64)
+    others = torch.tensor([-1.0, 0.0, 0.2, 0.4, 0.7, 1.0], dtype=torch.float64)
     trust = _trust.trust(others, own)
-    assert trust[0] == trust[1] == _trust.LEAST
-    assert (trust[4:] == 1).all()
-    assert trust.diff().min() >= 0 and 0.1 < trust[2] < 0.3
-    assert close(_trust.trust(own * 0, own * 0), own), "before anyone knows anything there is nothing to lose"
+    assert (trust[:3] == 0).all() and (trust[4:] == 1).all() and 0.1 < trust[3] < 0.4
+
+
+@pytest.mark.parametrize("own", [-0.9, -0.1, 0.0, 0.01, 0.1])
+def test_others_who_know_nothing_are_not_trusted_however_little_one_knows_oneself(own: float) -> None:
+    """A loner that learns slowly knew as little as the strangers did: it was mixed with them, and knew even less."""
+    others = torch.tensor([-0.9, -0.1, 0.0, 0.01])
+    assert (_trust.trust(others, torch.full((4,), own)) == 0).all()
 
 
 def test_what_others_sent_is_found_again_in_what_a_client_got() -> None:
@@ -54,11 +58,28 @@ def test_what_others_sent_is_found_again_in_what_a_client_got() -> None:
     size = assembly.problem.layout.size
     w, z = (torch.randn(4, size, generator=source, dtype=torch.float64).to(DEVICE) for _ in range(2))
     tau = torch.tensor([1.0, 0.5, _trust.LEAST, 0.0], dtype=torch.float64, device=DEVICE)
-    u = w + tau[:, None] * (z - w)
-    found = _trust.in_others(assembly.cohort, State(u=u, tau=tau), State(personal=w))["trust"]
-    direct = _trust.in_others(assembly.cohort, State(u=z, tau=torch.ones_like(tau)), State(personal=w))["trust"]
-    assert close(found[:3], direct[:3], 1e-8)
-    assert found[3] == 1, "nobody is in it: nothing is known against them"
+    u, full = w + tau[:, None] * (z - w), torch.ones_like(tau)
+    heeded, sent = _trust.heeded(assembly.cohort, State(u=u, tau=tau, trust=full), State(personal=w))
+    _, direct = _trust.heeded(assembly.cohort, State(u=z, tau=full, trust=full), State(personal=w))
+    assert close(sent["trust"][:3], direct["trust"][:3], 1e-8)
+    assert sent["trust"][3] == 1 and torch.equal(heeded[3], u[3]), "nobody is in it: nothing is known against them"
+    assert close(heeded[:3], (w + sent["trust"][:, None] * (u - w))[:3]), "no further than they are trusted"
+
+
+def test_a_loner_trains_as_if_it_were_alone_and_does_not_drift_towards_strangers() -> None:
+    """What the server keeps mixing in, to let it look, would in a hundred rounds be nearly half."""
+    assembly = ready(toy((9, 8, 7, 6)), method="fedamp")
+    source = torch.Generator().manual_seed(3)
+    w = 9 * torch.randn(4, assembly.problem.layout.size, generator=source, dtype=torch.float64).to(DEVICE)
+    told = torch.full((4,), _trust.LEAST, dtype=torch.float64, device=DEVICE)
+    for label in range(3):  # strangers who call everything by one name, with all their might
+        z = torch.zeros_like(w)
+        z[:, assembly.problem.layout.size - 3 + label] = 1e3
+        message = State(u=w + told[:, None] * (z - w), tau=told, trust=torch.zeros_like(told))
+        heeded, sent = _trust.heeded(assembly.cohort, message, State(personal=w))
+        alone = sent["trust"] == 0
+        assert torch.equal(heeded[alone], w[alone])
+    assert alone.any()
 
 
 @pytest.mark.parametrize("weight", [0.5, "attention"])

@@ -63,13 +63,13 @@ class FedAMP(StartOfEach):
 
     def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
         u, automatic = co.mix(server.xi[clients], server.W), self.mode == "practice" and self.weight_on_others == "auto"
-        return State(u=u, tau=1 - server.xi[clients, clients].to(u)) if automatic else State(u=u)
+        told = {"tau": 1 - server.xi[clients, clients].to(u), "trust": server.trust[clients]} if automatic else {}
+        return State(u=u, **told)
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
         """Towards the minimum of F_i(w) + ||w - u_i||^2 / (2 beta_k); before round 1 of F_i alone."""
-        u, beta = message.u, self._beta(cohort, round).to(message.u)
+        (u, trust), beta = _trust.heeded(cohort, message, memory), self._beta(cohort, round).to(message.u)
         start = memory.personal if self.init_from == "local" and round >= 1 else u
-        trust = _trust.in_others(cohort, message, memory)
         W = cohort.fit(start, round, extra=Proximal(u, beta, self.proximal == "exact") if round >= 1 else None)
         return State(W=W, **trust), State(personal=W)
 
@@ -96,7 +96,7 @@ class FedAMP(StartOfEach):
             return _theory.xi(distances, named(self.attention, dict(self)), self.alpha, self.strength, problem.rounds)
         others = co.softmax_of_others(co.only_nearest(self.logits(problem, W, among), self.top))
         if isinstance(self.weight_on_others, str):
-            trusted = trust if among is None else trust[among]
+            trusted = (trust if among is None else trust[among]).clamp(min=_trust.LEAST)
             return co.with_self(others, co.automatic_weight_on_others(others) * trusted)
         return co.with_self(others, per_client(self.weight_on_others, problem.names, among))
 
