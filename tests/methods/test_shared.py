@@ -8,7 +8,8 @@ from helpers import DEVICE, close, ready, same, toy
 
 from fedkin import methods
 from fedkin.base.streams import generator
-from fedkin.methods._shared import GlobalModel, check_per_client, per_client, weighted_mean
+from fedkin.methods._shared import GlobalModel, check_per_client, check_proximal, per_client, weighted_mean
+from fedkin.training.optimisers import Local, Optimiser, Proximal
 
 GROUPS = (0, 1, 1, 0)
 
@@ -52,3 +53,22 @@ def test_a_server_with_one_model_starts_with_a_copy_of_the_common_start_and_send
     assert server.w.data_ptr() != run.problem.initial.data_ptr(), "update may write into what the server has"
     message = run.method.download(run.problem, server, torch.arange(4, device=DEVICE), 1, generator)
     assert message.shared == {"w"} and message.w is server.w
+
+
+@pytest.mark.parametrize(("momentum", "nesterov"), [(0.0, False), (0.5, False), (0.9, False), (0.5, True), (0.9, True)])
+def test_a_proximal_gradient_is_refused_where_steps_on_it_alone_go_astray(momentum: float, nesterov: bool) -> None:
+    """The optimiser itself is the oracle: 3,000 steps on the term's gradient, from a distance of one."""
+    verdicts = set()
+    for ratio in (1.2, 1.3, 1.4, 1.9, 2.1, 2.9, 3.1, 3.7, 3.9):
+        local = Local(optimiser="sgd", lr=ratio, momentum=momentum, nesterov=nesterov)
+        w = torch.ones(1, 1, dtype=torch.float64)
+        steps, near = Optimiser(local, w, 1), Proximal(torch.zeros_like(w), torch.ones_like(w), exact=False)
+        for _ in range(3000):
+            steps.step(w, torch.zeros_like(w), ratio, near)
+        verdicts.add(astray := not w.abs() < 1)
+        if astray:
+            with pytest.raises(ValueError, match="first in round 1"):
+                check_proximal("gradient", local, 1, lambda k: 1.0)
+        else:
+            check_proximal("gradient", local, 1, lambda k: 1.0)
+    assert verdicts == {True, False}

@@ -88,7 +88,9 @@ def test_every_built_in_method_has_its_published_settings_and_no_others(name: st
             suited |= {"perfedavg": {"settings": {"beta": 0.3}}, "scaffold": {"local": {"lr": 0.5}}}.get(name, {})
         assert papers.suited(method, each) == suited
         for split in SPLITS:
-            expected: dict[str, Any] = {"init": "pretrained"} if name in ("fedamp", "heurfedamp") else {}
+            expected: dict[str, Any] = {}
+            if name in ("fedamp", "heurfedamp"):  # who is trusted is ours, and in no paper
+                expected = {"init": "pretrained", "weight_on_others": "attention"}
             if "proximal" in method.model_fields:
                 expected["proximal"] = "gradient"
             expected |= RATES.get(name, {})

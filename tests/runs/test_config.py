@@ -118,7 +118,7 @@ def test_the_papers_preset_gives_its_values_where_it_has_any_and_defaults_elsewh
     assert settings("mnist") == (100, 0.95)
     assert settings("emnist", "iid") == (10, 0.984)
     assert settings("mnist", sigma=7.0) == (7.0, 0.95)
-    assert settings("digits") == settings("mnist", "dirichlet") == settings("somebody's own") == ("auto", "auto")
+    assert settings("digits") == settings("mnist", "dirichlet") == settings("somebody's own") == ("auto", "attention")
 
 
 PAPERS = ("mnist", "fmnist", "emnist", "cifar100")

@@ -123,6 +123,16 @@ def test_a_folder_with_other_settings_is_refused_before_anything_is_run(tmp_path
     assert stamps(tmp_path / "c") == before
 
 
+def test_a_run_of_before_its_method_had_a_setting_is_not_taken_for_one_with_its_default(tmp_path):
+    """FedProx once had the term's gradient alone, and its configuration does not say so."""
+    (run,) = fedkin.compare(SMALL, methods=["fedprox"], out=tmp_path / "c").runs
+    file = run.path / "config.toml"
+    older = "".join(line for line in file.open(encoding="utf-8") if not line.startswith("proximal"))
+    file.write_text(older, encoding="utf-8")
+    with pytest.raises(FedkinError, match=r"fedprox-seed0 .* earlier version of fedkin, .* settings\.proximal"):
+        fedkin.compare(SMALL, methods=["fedprox"], out=tmp_path / "c")
+
+
 def test_a_wrong_setting_of_the_last_method_is_found_before_the_first_is_run(tmp_path):
     with pytest.raises(FedkinError, match="Did you mean 'fedprox'"):
         fedkin.compare(SMALL, methods=["separate", "fedprocks"], out=tmp_path / "c")

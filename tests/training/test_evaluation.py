@@ -248,3 +248,62 @@ def test_what_is_not_finite_knows_nothing() -> None:
     broken[2] = torch.nan
     found = evaluation.skills(a.execution, a.cohort.train, [broken], a.problem.task)[0]
     assert found[2] == 0 and found.isfinite().all()
+
+
+# ---- how much a model knows ----
+
+
+def lines(factors: list[float], sizes: list[int], loss: Any = None) -> tuple[Assembly, Tensor]:
+    """Clients whose targets are 2 x_0 and x_1, and a row for each: the right linear model times a factor."""
+    source = torch.Generator().manual_seed(8)
+
+    def client(i: int) -> Client:
+        x = torch.randn(sizes[i] + 2, 4, generator=source, dtype=torch.float64)
+        y = torch.stack([2 * x[:, 0], x[:, 1]], 1)
+        return Client(f"c{i}", (x[:-2], y[:-2]), (x[-2:], y[-2:]))
+
+    members = tuple(client(i) for i in range(len(sizes)))
+    model = nn.Linear(4, 2, bias=False)
+    given = Federation("lines", members, Task.regression((4,), 2))
+    a = ready(given, method="fedavg", model=model, loss=loss, data={"validation": 0.0})
+    right = torch.tensor([2.0, 0, 0, 0, 0, 1, 0, 0], dtype=torch.float64)
+    return a, (torch.tensor(factors, dtype=torch.float64)[:, None] * right).to(a.problem.initial)
+
+
+def test_what_a_model_knows_of_numbers_is_its_loss_beside_that_of_wrong_pairs() -> None:
+    """The oracle: outputs f y beside every target, E(f y_j - y_i)^2 over all pairs, in float64."""
+    factors = [1.0, 0.5, 0.0, -1.0, 1.0]
+    a, W = lines(factors, [400, 400, 300, 300, 1])
+    (found,) = evaluation.skills(a.execution, a.cohort.train, [W], a.problem.task)
+    for i, (f, client) in enumerate(zip(factors[:4], a.federation.clients, strict=False)):
+        y = client.train[1]
+        right, wrong = ((f - 1) * y).square().mean(), (f * y[:, None] - y[None]).square().mean()
+        assert abs(found[i] - (wrong - right) / max(wrong, right)) < 0.08
+    assert found[0] == 1 and abs(found[2]) < 1e-12 and found[3] < -0.3
+    assert found[4] == 0, "of one sample there are no wrong pairs"
+
+
+def test_a_loss_is_asked_where_clients_train_and_of_no_more_samples_than_it_can_take() -> None:
+    """A loss of one's own may hold tensors, and may look at every pair of a batch."""
+    weights, seen = torch.tensor([1.0, 3.0], device=DEVICE, dtype=torch.float64), list[int]()
+
+    def own(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append(len(outputs))
+        return ((outputs - targets).square() * weights).mean()
+
+    a, W = lines([0.5], [9000], own)
+    (found,) = evaluation.skills(a.execution, a.cohort.train, [W], a.problem.task)
+    assert 0.5 < found[0] < 1 and max(seen) <= evaluation.PAIRS
+
+
+def test_what_a_model_knows_of_classes_is_the_probability_of_the_right_one_above_a_guess() -> None:
+    a = assembled()
+    W, train = rows(a, 1), a.cohort.train
+    (found,) = evaluation.skills(a.execution, train, [W], a.problem.task)
+    for i, (start, n) in enumerate(zip(train.starts, train.counts, strict=True)):
+        outputs = a.execution.outputs(W[i : i + 1], train.x[None, start : start + n])[0].double().cpu()
+        exponentials, y = outputs.exp(), train.y[start : start + n].cpu()
+        right = (exponentials[torch.arange(n), y] / exponentials.sum(1)).mean()
+        assert abs(found[i] - (right - 1 / 3) * 1.5) < 1e-6
+    (lost,) = evaluation.skills(a.execution, train, [W * torch.nan], a.problem.task)
+    assert (lost == 0).all(), "what is not finite knows nothing"

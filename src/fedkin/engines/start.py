@@ -196,6 +196,13 @@ def refuse_other_settings(path: Path, config: Config) -> None:
             )
     if found != wanted:
         raise RunError(f"{path} holds a run with other settings; choose another folder with --out, or remove it.")
+    said = run.config.get("settings", {})
+    new = [f"settings.{name}" for name, value in wanted.settings.items() if value is not None and name not in said]
+    if new:  # the default of today need not be what was done then
+        raise RunError(
+            f"{path} holds a run of an earlier version of fedkin, which did not have {', '.join(new)}; choose another "
+            "folder with --out, or remove it."
+        )
 
 
 def _as_decided(config: Config, found: Config) -> Config:

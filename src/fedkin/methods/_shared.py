@@ -86,13 +86,15 @@ def check_proximal(form: Form, local: Local, rounds: int, beta: Callable[[int], 
     """Raises ValueError where SGD on the gradient of ||w - u||^2 / (2 beta_k) would diverge in a round k of the run."""
     if form == "exact" or local.optimiser != "sgd":
         return
+    # Of a quadratic with curvature 1 / beta: heavy-ball momentum bears more than plain steps do, Nesterov's less.
+    limit = 2 * (1 + local.momentum) / (1 + 2 * local.momentum * local.nesterov)
     steps = [(local.lr_at(k, rounds), max(beta(k), sys.float_info.min)) for k in range(1, rounds + 1)]
-    k = next((k for k, (rate, held) in enumerate(steps, 1) if rate / held > 2), None)
+    k = next((k for k, (rate, held) in enumerate(steps, 1) if rate / held > limit), None)
     if k is not None:
         rate, held = steps[k - 1]
-        most = 2 * local.lr / max(rate / held for rate, held in steps)
+        most = limit * local.lr / max(rate / held for rate, held in steps)
         raise ValueError(
-            f'settings.proximal = "gradient" diverges under SGD where rate / beta > 2, here first in round {k}: '
+            f'settings.proximal = "gradient" diverges under SGD where rate / beta > {limit:.3g}, first in round {k}: '
             f"the rate is {rate:g} and {named} is {held:g}, a ratio of {rate / held:g}. Take settings.proximal = "
             f'"exact", or a rate of at most {most:g}.'
         )

@@ -82,6 +82,8 @@ def evaluate_all(execution: Execution, samples: Samples, models: Sequence[Model]
 
 DEALS = 8
 """Wrong pairings of outputs and targets of which the mean is taken."""
+PAIRS = 1 << 12
+"""Samples of a client, drawn by lot, that a loss is asked about at once: one's own may look at every two of a batch."""
 
 
 def skills(execution: Execution, samples: Samples, models: Sequence[Model], task: Task) -> Tensor:
@@ -94,7 +96,7 @@ def skills(execution: Execution, samples: Samples, models: Sequence[Model], task
         probability = evaluate_all(execution, samples, models, Metric("probability", _of_the_right, True, True))
         found = (probability - 1 / task.outputs) / (1 - 1 / task.outputs)
     else:
-        knows = partial(_beside_wrong_pairs, task.loss)
+        knows = partial(_beside_wrong_pairs, task.loss, samples.x.device)
         found = evaluate_all(execution, samples, models, Metric("skill", knows, True, False))
     return torch.where(found.isfinite(), found, 0.0)
 
@@ -104,9 +106,13 @@ def _of_the_right(outputs: Tensor, targets: Tensor) -> Tensor:
     return outputs.softmax(1).gather(1, targets[:, None])[:, 0]
 
 
-def _beside_wrong_pairs(loss: Loss, outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 - loss(outputs, targets) / loss(outputs of other samples, targets)."""
+def _beside_wrong_pairs(loss: Loss, device: torch.device, outputs: Tensor, targets: Tensor) -> Tensor:
+    """1 - loss(outputs, targets) / loss(outputs of other samples, targets); the loss is asked where clients train."""
+    outputs, targets = outputs.to(device), targets.to(device)
     source = torch.Generator().manual_seed(len(outputs))
+    if len(outputs) > PAIRS:
+        some = torch.randperm(len(outputs), generator=source)[:PAIRS]
+        outputs, targets = outputs[some], targets[some]
     deals = [torch.randperm(len(outputs), generator=source) for _ in range(DEALS)]
     wrong = torch.stack([loss(outputs[deal], targets, None) for deal in deals]).mean()
     right = loss(outputs, targets, None)
