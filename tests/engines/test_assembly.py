@@ -19,7 +19,7 @@ ROUNDS = "preset = 'paper': the papers do not say how many rounds they had; here
 
 def test_the_papers_preset_says_what_the_papers_do_not() -> None:
     (few,) = told(method="fedamp", rounds=3)
-    assert few.startswith("preset = 'paper': fedamp has no published values for toy (")
+    assert few.startswith("preset = 'paper': fedamp has no values that were published for toy (")
     assert told(method="fedamp", rounds=100)[0] == ROUNDS
     assert told(method="fedavg", rounds=3) == [], "who has no settings lacks none"
 

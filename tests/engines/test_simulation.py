@@ -355,7 +355,7 @@ def test_a_client_is_handed_the_model_that_is_best_on_its_validation_data(tmp_pa
 
 def test_a_lost_upload_leaves_the_servers_row_and_the_client_starts_again_from_what_arrived(tmp_path: Path) -> None:
     """FedAMP from the client's own model: what it starts from is its last upload that the server has."""
-    settings = {"init_from": "local", "beta": 0.5}
+    settings = {"init_from": "local", "beta": 0.5, "weight_on_others": "attention"}
     run = simulate(tmp_path, method="fedamp", settings=settings, participation={"lost": 0.5}, rounds=6)
     acknowledged = run.problem.initial.repeat(4, 1)
     twice = 0

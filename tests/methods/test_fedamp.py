@@ -225,7 +225,7 @@ def test_after_the_last_round_beta_stays_where_it_is() -> None:
 @pytest.mark.parametrize("method", BOTH)
 def test_joining_changes_what_a_client_learns_from_the_second_round_on(tmp_path: Path, method: str) -> None:
     """With a common start the first round is training alone; in two public codes all the others are too."""
-    together = simulate(tmp_path, method=method)
+    together = simulate(tmp_path, method=method, settings={"weight_on_others": "attention"})
     alone = simulate(tmp_path, method="separate")
     assert close(together.rows(1, "personal"), alone.rows(1, "personal"), 1e-3)
     apart = (together.rows(2, "personal") - alone.rows(2, "personal")).norm(dim=1)

@@ -96,16 +96,65 @@ def test_what_a_client_sends_for_it_is_a_number(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", BOTH)
-def test_a_newcomer_without_kin_keeps_to_itself(tmp_path: Path, method: str) -> None:
+def test_a_newcomer_without_kin_keeps_to_itself_and_one_with_kin_does_not(tmp_path: Path, method: str) -> None:
     """Eleven silos of which three come later; by the seed the loner is among them."""
+    federation = fedkin.load(**WORLD, validation=0.1)
+    settings = {"rounds": 6, "participation": {"novel": 0.3}, "local": {"lr": 0.01, "epochs": 10, "batch_size": 20}}
+    settings |= {"model": {"name": "mlp", "settings": {"hidden": [64]}}, "precision": "float32"}
     for seed in range(40):
-        settings = {"data": WORLD, "rounds": 6, "participation": {"novel": 0.3}, "local": {"lr": 0.01}, "seed": seed}
-        assembly = fedkin.engines.start.configured(settings | {"method": method})
-        known = fedkin.engines.assembly.assemble(assembly)
-        if "silo-10" in known.problem.names[known.problem.known :]:
+        names = ready(federation, method=method, seed=seed, **settings).problem.names[8:]
+        if "silo-10" in names:
             break
-    run = fedkin.run(settings, method=method, out=tmp_path / "run")
-    alone = fedkin.run(settings, method="separate", out=tmp_path / "alone")
-    at = run.summary.novel.clients.index("silo-10")
-    scores = [each.summary.novel.models[each.summary.headline].clients[at] for each in (run, alone)]
-    assert scores[0] > scores[1] - 0.13
+    run = simulate(tmp_path, federation, method=method, seed=seed, **settings)
+    alone = simulate(tmp_path, federation, method="separate", seed=seed, **settings)
+    weight = dict(zip(names, (1 - run.server.xi.diagonal())[8:].tolist(), strict=True))
+    trust = dict(zip(names, run.server.trust[8:].tolist(), strict=True))
+    assert trust.pop("silo-10") == 0 and weight.pop("silo-10") <= _trust.LEAST
+    assert min(trust.values()) > 0.5 and min(weight.values()) > 0.3
+    at = names.index("silo-10")
+    scores = [
+        next(iter(fedkin.Run(each.writer.path).summary.novel.models.values())).clients[at] for each in (run, alone)
+    ]
+    assert scores[0] > scores[1] - 0.05
+
+
+# ---- other tasks, slow learners ----
+
+
+def regression(rules: list[float], target: float | None = None) -> fedkin.Federation:
+    """Clients whose answer is `rule` times the sum of the inputs, and noise; `target`: the last one's, a constant."""
+    clients = []
+    for i, rule in enumerate(rules):
+        source = torch.Generator().manual_seed(i)
+        x = torch.randn(140, 5, generator=source)
+        y = rule * x.sum(1, keepdim=True) / 5**0.5 + 0.2 * torch.randn(140, 1, generator=source)
+        if target is not None and i == len(rules) - 1:
+            y = torch.full_like(y, target)
+        clients.append(fedkin.Client(f"silo-{i}", (x[:40], y[:40]), (x[40:], y[40:])))
+    return fedkin.Federation("made up", tuple(clients), fedkin.Task.regression((5,), 1))
+
+
+SLOW = {"precision": "float32", "rounds": 20, "local": {"epochs": 1, "batch_size": 10, "lr": 0.005}}
+
+
+@pytest.mark.parametrize("method", BOTH)
+@pytest.mark.parametrize(
+    ("lone", "target"),
+    [
+        (-1.0, None),  # what the others know is wrong
+        (0.0, None),  # there is nothing to know
+        (1.0, 3.0),  # the answer is always the same
+    ],
+)
+def test_a_number_to_be_told_and_a_loner_that_learns_slowly(
+    tmp_path: Path, method: str, lone: float, target: float | None
+) -> None:
+    """While it knew no more than the strangers did it was mixed with them, and so it never came to know more."""
+    federation = regression([1.0] * 6 + [lone], target)
+    run, alone = (simulate(tmp_path, federation, method=name, **SLOW) for name in (method, "separate"))
+    weight = 1 - run.server.xi.diagonal()
+    assert weight[6] <= _trust.LEAST
+    assert (weight[:6] > 0.3).all()
+    losses = [torch.tensor(next(iter(each.lines[20]["models"].values()))["clients"]) for each in (run, alone)]
+    assert losses[0][6] < 1.1 * losses[1][6] + 0.01
+    assert losses[0][:6].mean() < losses[1][:6].mean()

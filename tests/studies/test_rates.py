@@ -155,12 +155,13 @@ def test_validation_data_choose_by_the_mean_over_seeds_and_the_best_runs_are_com
         (
             [0.5, 0.6, 0.7],
             ["x0.3", "x1", "x3"],
-            "largest .* fedavg .local.lr = 0.3., apfl .*: a larger one .* such as x9;",
+            "largest .* fedavg .local.lr = 0.3., apfl .*: a larger one .* --tune x0.3,x1,x3,x9;",
         ),
-        ([0.7, 0.6, 0.5], ["x0.1", "x0.3", "x1"], "smallest rate .* smaller one .* such as x0.03;"),
-        ([0.5, 0.6, 0.7], ["0.01", "0.1", "1"], "largest .* such as 10;"),
+        ([0.7, 0.6, 0.5], ["x0.1", "x0.3", "x1"], "smallest rate .* smaller one .* --tune x0.03,x0.1,x0.3,x1;"),
+        ([0.5, 0.6, 0.7], ["0.01", "0.1", "1"], "largest .* --tune 0.01,0.1,1,10;"),
         ([0.5, 0.7, 0.6], ["x0.3", "x1", "x3"], None),
         ([0.5, 0.7, None], ["x0.3", "x1", "x3"], None),  # the one above diverged: no edge
+        ([0.5, 0.7, 0.7], ["x0.1", "x0.3", "x3"], None),  # as good within: nothing speaks for going further
     ],
 )
 def test_a_choice_at_the_edge_is_told_with_the_way_to_go(
@@ -174,6 +175,27 @@ def test_a_choice_at_the_edge_is_told_with_the_way_to_go(
     told = at_the_edge([rates.Rates({"local.lr": values}, trials, name, 0.1) for name in ("fedavg", "apfl")])
     assert len(told) == (said is not None)
     assert said is None or re.fullmatch(f"The {said} what is done stays.", told[0])
+
+
+@pytest.mark.parametrize(
+    ("scores", "chosen"),
+    [
+        ([0.7, 0.7, 0.7], "x1"),
+        ([0.7, 0.6, 0.7], "x3"),
+        ([0.7, 0.6, 0.6], "x0.1"),
+        ([None, 0.6, 0.6], "x1"),
+    ],
+)
+def test_of_rates_that_are_as_good_the_nearest_to_the_methods_own_is_taken(
+    scores: list[float | None], chosen: str, found: fedkin.Results
+) -> None:
+    """The first that was tried, an edge, says nothing."""
+    grid = ["x0.1", "x1", "x3"]
+    trials = [
+        rates.Trial(word, {"local.lr": 0.1 * float(word[1:])}, [found.runs[0]], score, 1)
+        for word, score in zip(grid, scores, strict=True)
+    ]
+    assert rates.Rates({"local.lr": [0.01, 0.1, 0.3]}, trials, "fedavg", 0.1).best.name == chosen
 
 
 # ---- going on ----

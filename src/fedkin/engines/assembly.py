@@ -200,8 +200,8 @@ def _of_the_papers(config: Config, method: Method) -> list[str]:
         told.append(f"preset = 'paper': the papers do not say how many rounds they had; here it is {config.rounds}.")
     if type(method).model_fields and method.paper(*place) == method.paper("any", "any"):
         told.append(
-            f"preset = 'paper': {config.method} has no published values for {place[0]} ({place[1]}); what no paper "
-            "gives is as by default."
+            f"preset = 'paper': {config.method} has no values that were published for {place[0]} ({place[1]}); it has "
+            "those that its paper gives for any data (config.toml), and what no paper gives is as by default."
         )
     return told
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -99,6 +100,13 @@ class Rates(Tuned):
     method: str
     own: float
 
+    @cached_property
+    def best(self) -> Trial:
+        """The rate with the best validation score; of equals the one nearest to the method's own."""
+        best = super().best
+        level = [t for t in self.trials if t.validation == best.validation]
+        return min(level, key=lambda t: abs(math.log(float(t.values[self.setting]) / self.own)))
+
     @property
     def setting(self) -> str:
         return next(iter(self.grid))
@@ -110,23 +118,26 @@ class Rates(Tuned):
 
     @property
     def edge(self) -> Edge | None:
-        """Where the chosen rate is the first or last that was tried."""
-        return next(iter(self.edges()), None)
+        """Where the chosen rate is the first or last that was tried, and better than every other."""
+        level = sum(t.validation == self.best.validation for t in self.trials)
+        return next(iter(self.edges()), None) if level == 1 else None
 
 
 def at_the_edge(tuned: Iterable[Rates]) -> list[str]:
     """Which methods' rates lie at the edge of what was tried, in a sentence for each way in which to look further."""
     found: dict[tuple[str, str], list[str]] = {}
     for rates in tuned:
+        tried = [t.name for t in rates.trials]
         if rates.edge is not None:
             factor = f"x{float(f'{rates.edge.beyond / rates.own:.1g}'):g}"
             further = factor if rates.best.name.startswith("x") else f"{rates.edge.beyond:g}"
             chosen = f"{rates.method} ({rates.setting} = {rates.rate:g})"
-            found.setdefault((rates.edge.side, further), []).append(chosen)
+            all_told = [*tried, further] if rates.edge.side == "largest" else [further, *tried]
+            found.setdefault((rates.edge.side, ",".join(all_told)), []).append(chosen)
     return [
-        f"The {side} rate that was tried is the best for {', '.join(chosen)}: a {side[:-2]}r one may be better. Add "
-        f"one to those to try, such as {further}; what is done stays."
-        for (side, further), chosen in found.items()
+        f"The {side} rate that was tried is the best for {', '.join(chosen)}: a {side[:-2]}r one may be better. "
+        f"Try --tune {all_told}; what is done stays."
+        for (side, all_told), chosen in found.items()
     ]
 
 
