@@ -86,7 +86,7 @@ def _blocks(
     room = W.new_empty((m + 1) * width, dtype=torch.float64)
     for span in _spans(total, width):
         where = span if chosen is None else chosen[span]
-        block = W[:, where] if rows is None else W[:, where][rows]
+        block = W[:, where] if rows is None else W[rows if chosen is None else rows[:, None], where]
         if origin is not None:
             block = block - origin[where].double()
         yield block, room[: (m + 1) * block.shape[1]].view(m + 1, -1)
