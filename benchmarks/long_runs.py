@@ -1,9 +1,10 @@
-"""Digits, practical, 300 rounds: what is left of FedAMP's best round at the end, when beta has fallen to 1e-5.
+"""Digits, 300 rounds: what is left of FedAMP's best round at the end, when beta has fallen to 1e-5.
 
-    python benchmarks/long_runs.py            three minutes on a core; writes benchmarks/results/long-runs.json
-    python benchmarks/long_runs.py --page     also rewrites the table of docs/attention.md
+    python benchmarks/long_runs.py            six minutes on a core; writes benchmarks/results/long-runs.json
+    python benchmarks/long_runs.py --page     also rewrites the tables of docs/attention.md
 
-FedAMP and HeurFedAMP under Adam and under SGD, with both forms of the proximal term, and with a beta that stays.
+The practical split: FedAMP and HeurFedAMP under Adam and under SGD, with both forms of the proximal term, and with a
+beta that stays. And the mixed one, with silos that resemble nobody, beside training alone: each kind of silo.
 The numbers in the documentation come from this script; the JSON says on which machine and at which commit.
 """
 
@@ -21,6 +22,9 @@ import fedkin
 from fedkin.engines import summary
 
 METHODS = ["fedamp", "heurfedamp"]
+BESIDE = ["separate", "groups", *METHODS]
+MIXED = {"name": "digits", "split": "mixed", "clients": 23, "agreeing": 12, "relabelled": 8, "lone": 3}
+KINDS = {"agreeing": slice(0, 12), "relabelled": slice(12, 20), "lone": slice(20, 23)}
 OPTIMISERS: dict[str, dict[str, Any]] = {"Adam": {}, "SGD 0.05": {"optimiser": "sgd", "lr": 0.05}}
 WAYS: dict[str, dict[str, Any]] = {
     "exact": {"proximal": "exact"},
@@ -52,10 +56,11 @@ def main() -> None:
         "rounds": options.rounds,
         "seeds": options.seeds,
         "rows": rows,
+        "mixed": mixed(options),
     }
     target = HERE / "results" / "long-runs.json"
     target.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-    print(table(rows))
+    print(table(rows) + "\n\n" + by_kind(record["mixed"]))
     if options.page:
         write_page(record)
 
@@ -99,6 +104,38 @@ def measure(
     return rows
 
 
+def mixed(options: argparse.Namespace) -> dict[str, Any]:
+    """By method the mean accuracy of each kind of silo, seed by seed: in its best round, and at the closing exchange."""
+    config = {"data": MIXED, "rounds": options.rounds}
+    results = fedkin.compare(config, methods=BESIDE, seeds=options.seeds, out=options.out / "mixed")
+    found: dict[str, Any] = {}
+    for method in BESIDE:
+        runs = [run for run in results.runs if run.summary["method"] == method]
+        found[method] = {
+            kind: {
+                "best": [round(max(_curve(run, part)), 6) for run in runs],
+                "last": [round(_curve(run, part)[-1], 6) for run in runs],
+            }
+            for kind, part in {"all": slice(0, 23), **KINDS}.items()
+        }
+    return found
+
+
+def _curve(run: fedkin.Run, part: slice) -> list[float]:
+    """Over rounds, the mean score of these silos' headline models."""
+    own = [line.models[run.summary["headline"]].clients[part] for line in run.rounds if not line.get("novel")]
+    return [sum(each) / len(each) for each in own]
+
+
+def by_kind(found: dict[str, Any]) -> str:
+    lines = ["| method | " + " | ".join(f"{kind}: best | last" for kind in next(iter(found.values()))) + " |"]
+    lines.append("|---" * lines[0].count(" | ") + "|---|")
+    for method, kinds in found.items():
+        cells = [f"{100 * sum(kinds[k][at]) / len(kinds[k][at]):.1f}" for k in kinds for at in ("best", "last")]
+        lines.append(f"| {' | '.join([method, *cells])} |")
+    return "\n".join(lines)
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Mean over seeds, in per cent, and the largest loss of a seed from its best round to its last."""
     lines = ["| method | optimiser | proximal term | best | last | largest fall |", "|---|---|---|---|---|---|"]
@@ -114,14 +151,18 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 
 def write_page(record: dict[str, Any]) -> None:
-    """Puts the table between the page's markers."""
-    begin, end = "<!-- long runs -->", "<!-- end long runs -->"
-    head, rest = PAGE.read_text(encoding="utf-8").split(begin, 1)
+    """Puts the tables between the page's markers."""
     origin = (
         f"Measured by `{record['command']}`, {record['seeds']} seeds, {record['machine']}, "
         f"torch {record['versions']['torch']}, commit {record['commit']}."
     )
-    text = f"{head}{begin}\n{table(record['rows'])}\n\n{origin}\n{end}{rest.split(end, 1)[1]}"
+    text = PAGE.read_text(encoding="utf-8")
+    for name, content in (
+        ("long runs", f"{table(record['rows'])}\n\n{origin}"),
+        ("long runs, mixed", by_kind(record["mixed"])),
+    ):
+        head, rest = text.split(f"<!-- {name} -->", 1)
+        text = f"{head}<!-- {name} -->\n{content}\n<!-- end {name} -->{rest.split(f'<!-- end {name} -->', 1)[1]}"
     PAGE.write_text(text, encoding="utf-8")
 
 

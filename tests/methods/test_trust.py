@@ -32,7 +32,7 @@ def test_a_silo_that_resembles_nobody_is_not_ruined(tmp_path: Path, method: str)
     alone, _ = last("separate", tmp_path / "alone")
     joined, weight = last(method, tmp_path / method)
     assert (weight[:, 10] < 0.1).all(), "the loner keeps to itself"
-    assert (weight[:, :10] > 0.4).all(), "and the others do not"
+    assert (weight[:, :10] > 0.3).all(), "and the others do not"
     assert joined[:, 10].mean() > alone[:, 10].mean() - 0.06
     assert joined[:, :10].mean() > alone[:, :10].mean() + 0.05
 
@@ -110,7 +110,7 @@ def test_a_newcomer_without_kin_keeps_to_itself_and_one_with_kin_does_not(tmp_pa
     weight = dict(zip(names, (1 - run.server.xi.diagonal())[8:].tolist(), strict=True))
     trust = dict(zip(names, run.server.trust[8:].tolist(), strict=True))
     assert trust.pop("silo-10") == 0 and weight.pop("silo-10") <= _trust.LEAST
-    assert min(trust.values()) > 0.5 and min(weight.values()) > 0.3
+    assert min(trust.values()) > 0.2 and min(weight.values()) > 0.1
     at = names.index("silo-10")
     scores = [
         next(iter(fedkin.Run(each.writer.path).summary.novel.models.values())).clients[at] for each in (run, alone)
