@@ -105,7 +105,7 @@ def measure(
 
 
 def mixed(options: argparse.Namespace) -> dict[str, Any]:
-    """By method the mean accuracy of each kind of silo, seed by seed: in its best round, and at the closing exchange."""
+    """By method the mean accuracy of each kind of silo, seed by seed: in its best round, and at the closing one."""
     config = {"data": MIXED, "rounds": options.rounds}
     results = fedkin.compare(config, methods=BESIDE, seeds=options.seeds, out=options.out / "mixed")
     found: dict[str, Any] = {}
