@@ -285,7 +285,7 @@ def test_a_run_that_stopped_before_its_closing_exchange_closes_as_if_nothing_had
     whole = simulate(tmp_path, eight(), **settings)
     part = watched(tmp_path, eight(), **settings)
     part.listener.stop = lambda: len(part.lines) == 3
-    with pytest.raises(Interrupted, match="Stopped after round 3 of 3"):
+    with pytest.raises(Interrupted, match="Stopped after round 3 of 3, before its closing exchange"):
         part.run()
     done = fedkin.resume(part.writer.path, federation=eight())
     assert whole.lines[4]["participants"] and len(done.rounds) == 4

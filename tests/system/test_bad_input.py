@@ -505,6 +505,11 @@ case(
     "rate / beta > 3.8",
     "at most 0.038",  # by the momentum that these data have; without it 2
 )
+case(
+    "a weight that is no word",
+    f"{DOMAINS} --method fedamp --weight-on-others trust",
+    "it has to be 'auto', 'attention', a number or a table.",
+)
 case("an unknown Hessian", f"{DOMAINS} --method perfedavg --hessian none", "hessian", "'exact'")
 case("a rate below zero", f"{DOMAINS} --method perfedavg --settings.alpha -1", "settings.alpha = -1")
 case("a difference of length zero", f"{DOMAINS} --method perfedavg --settings.delta 0", "settings.delta = 0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -51,12 +51,29 @@ def _sentence(error: ValidationError, prefix: str) -> str:
             break
     place = prefix + ".".join(keys)
     same = [f for f in faults if [str(p) for p in f["loc"]][: len(keys)] == keys]
-    reasons = list(dict.fromkeys(_reason(f) for f in same))
     given = first.get("input")
-    sentence = f"{place} = {given!r} cannot be: {' or '.join(reasons)}."
+    sentence = f"{place} = {given!r} cannot be: {_reasons(same)}."
     options = first.get("ctx", {}).get("expected", "") if first["type"] == "literal_error" else ""
     words = [w.strip().strip("'") for w in options.replace(" or ", ",").split(",") if w.strip()]
     return f"{sentence} {did_you_mean(str(given), words, 0.5)}".rstrip()
+
+
+def _reasons(faults: Sequence[Mapping[str, Any]]) -> str:
+    """What is wrong; where a setting may be of several kinds, what it may be."""
+    kinds = list(dict.fromkeys(_kind(fault) for fault in faults))
+    if len(kinds) > 1 and all(kinds):
+        return f"it has to be {', '.join(map(str, kinds[:-1]))} or {kinds[-1]}"
+    return " or ".join(dict.fromkeys(map(_reason, faults)))
+
+
+def _kind(fault: Mapping[str, Any]) -> str | None:
+    """What was expected, where it is a matter of kind."""
+    if fault["type"] == "literal_error":
+        return str(fault["ctx"]["expected"]).replace(" or ", ", ")
+    return KINDS.get(str(fault["type"]).partition("_")[0]) if fault["type"].endswith(("_type", "_parsing")) else None
+
+
+KINDS = {"float": "a number", "int": "a whole number", "dict": "a table", "list": "a list", "string": "a word"}
 
 
 def _reason(fault: Mapping[str, Any]) -> str:

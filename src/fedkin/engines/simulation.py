@@ -194,7 +194,8 @@ class Simulation:
             self._save(round, last=round == self.config.rounds)
             if self.listener.stop():
                 self._save(round, last=True)
-                raise Interrupted(f"Stopped after round {round} of {self.config.rounds}; everything is saved.")
+                left = ", before its closing exchange" if round == self.config.rounds else ""
+                raise Interrupted(f"Stopped after round {round} of {self.config.rounds}{left}; everything is saved.")
         closing = yield from self._closing(self.config.rounds + 1)
         novel = (yield from self._newcomers()) if self.a.problem.known < len(self.a.problem) else None
         how = self._how()

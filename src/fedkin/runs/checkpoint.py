@@ -42,8 +42,8 @@ class Checkpoint:
             ) from None
         if metadata.get("config") != digest(config):
             raise RunError(
-                f"The checkpoint {path} belongs to another configuration than config.toml beside it. "
-                "Put the old config.toml back, or start a new run in another folder."
+                f"The checkpoint {path} belongs to another configuration than config.toml beside it, or is of another "
+                "version of fedkin. Put the old one back, or start a new run in another folder."
             )
         states = {}
         for kind, names in shared.items():

@@ -70,7 +70,8 @@ def _parsed(each: str | float) -> tuple[float, bool]:
         value = -1.0
     if isinstance(each, bool) or not 0 < value < float("inf"):
         raise ConfigError(
-            f"A rate to try is a number such as 0.01, or a factor on a method's own such as x0.3; {each!r} is neither."
+            "A rate to try is a number above 0 such as 0.01, or a factor on a method's own such as x0.3; "
+            f"{each!r} is neither."
         )
     return value, factor
 
