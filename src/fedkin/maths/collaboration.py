@@ -301,24 +301,40 @@ def _mix_few(weights: Tensor, W: Tensor, result: Tensor, width: int) -> None:
 def gaussian_logits(distances: Tensor, norms: Tensor, sigma: float | None) -> Tensor:
     """(m, m) -||w_i - w_j||^2 / (2 sigma): FedAMP's attention before normalising (preprint, equation 9).
 
-    Without sigma it is 0.05 times the median squared distance. Models that agree attend to each other uniformly.
+    Without sigma it is 0.05 times the median squared distance, less where groups are clear. Models that agree attend
+    to each other uniformly.
     """
     if sigma is None:
         median = median_of_pairs(distances)
         if median <= SAME * float(norms.mean()):
             return torch.zeros_like(distances)
-        sigma = 0.05 * median
+        sigma = 0.05 * median * narrowed(distances, median)
     return -distances / (2 * sigma)
 
 
 def cosine_logits(distances: Tensor, sigma: float | None) -> Tensor:
     """(m, m) sigma cos(w_i, w_j), less the constant sigma: HeurFedAMP's attention before normalising.
 
-    Without sigma it is 10 over the median of 1 - cos. Models that agree attend to each other uniformly.
+    Without sigma it is 10 over the median of 1 - cos, more where groups are clear. Models that agree attend to each
+    other uniformly.
     """
     if sigma is None:
         median = median_of_pairs(distances)
         if median <= SAME:
             return torch.zeros_like(distances)
-        sigma = 10 / median
+        sigma = 10 / (median * narrowed(distances, median))
     return -sigma * distances
+
+
+CLEAR, NARROWEST = 0.01, 0.3
+"""Of the median distance: how near kin are where groups are clear; and how narrow attention then becomes."""
+
+
+def narrowed(distances: Tensor, median: float) -> float:
+    """1; where the distance to those that a client attends to (the median of clients) is below CLEAR, less.
+
+    Without it, long runs merge groups: some grow away from the others, the median with them, and what is left leaks
+    into each other, little by little.
+    """
+    kin = (softmax_of_others(-10 * distances / median) * distances).sum(1).median()
+    return min(1.0, max(NARROWEST, float(kin) / (CLEAR * median)))

@@ -2,23 +2,27 @@
 
 Attention only says who is nearest. Where nobody is near it is flat, its entropy is high, and the automatic weight on
 others would be large; mixing then makes strangers look alike. So each client asks how much what it gets of the others,
-z, knows of its own training data beside what its own model w knows, and sends the answer, one number.
+z, knows of its own data beside what it knows itself, and sends the answer, one number.
+
+What it knows itself is not its model w alone, which starts near z in every round and, where steps are small, stays
+there: it also keeps v, the sum of what its own training changed, which would be w had it never listened to anyone.
 """
 
 from __future__ import annotations
 
 import torch
 
-from ..training.evaluation import skills
-from ._method import Cohort, Memory, Message, Tensor
+from ..training.skill import skills
+from ._method import Cohort, Memory, Message, State, Tensor
 
-ENOUGH = 0.6
-"""Others who know this part of what one's own model knows, of the data it was trained on, are trusted in full."""
-STEEPNESS = 3
-STRANGERS = 0.1
-"""Trust below this is none."""
+ENOUGH, STEEPNESS, STRANGERS = 0.95, 8, 0.1
+"""Others who know this part of what one knows oneself are trusted in full; how fast trust falls below it; and trust
+below which there is none."""
 NOTHING = 0.02
 """Skill that counts for none: who is right a little more often than a guess may be so by chance."""
+HOLDS, GUESS = 0.7, 5
+"""Of what a model knows of the data that it was trained on, the part that holds for other data: a guess, which counts
+as much as so many samples of validation data, by which one knows."""
 LEAST = 1 / 256
 """Of the weight on others that the server keeps where there is no trust. The client trains as if it were none (little
 by little it would become like strangers, all the same), and sees by it when others have come near."""
@@ -27,9 +31,7 @@ by little it would become like strangers, all the same), and sees by it when oth
 def trust(others: Tensor, own: Tensor) -> Tensor:
     """(m,) from the skill of the others' models and of one's own, min(1, (others / own) / ENOUGH) ** STEEPNESS.
 
-    Measured with digits: of what their own model knows, others know 0 to 0.3 for clients without kin, 0.5 to 1 for
-    those with kin, and as much for a client who has kin and 40 % wrong labels. Others who know nothing are not trusted,
-    however little one knows oneself.
+    Others who know nothing are not trusted, however little one knows oneself.
     """
     share = (others - NOTHING).clamp(min=0) / (own - NOTHING).clamp(min=NOTHING)
     found = (share / ENOUGH).clamp(max=1).pow(STEEPNESS)
@@ -40,15 +42,40 @@ def heeded(cohort: Cohort, message: Message, memory: Memory) -> tuple[Tensor, di
     """(m, D) the cloud model as far as it is trusted, and what a client sends for it: its `trust` (m,) in the others.
 
     From u = (1 - tau) w + tau z and the client's own w, which it remembers. Who trusts less than the server believed,
-    and mixed by, goes back towards w at once. Where nobody asks, as no tau was sent, u is what it is.
+    and mixed by, goes back towards w at once; who trusts nobody to w or v, whichever knows more. Where nobody asks, as
+    no tau was sent, u is what it is.
     """
     u, w = message.u, memory.personal
     if "tau" not in message:
         return u, {}
-    tau, told = message.tau, message.trust
+    tau, told, v = message.tau, message.trust, memory.alone
     mixed = tau > 0
     z = torch.where(mixed[:, None], w + (u - w) / torch.where(mixed, tau, 1.0)[:, None], w)
-    others, own = skills(cohort.execution, cohort.train, [z, w], cohort.task)
+    others, own, alone = _knowledge(cohort, z, v, w)
     found = torch.where(mixed, trust(others, own).to(u), told)
     kept = torch.where(mixed, (found / told.clamp(min=LEAST)).clamp(max=1), 1.0)[:, None]
-    return torch.where(kept == 1, u, w + kept * (u - w)), {"trust": found}
+    mine = torch.where((mixed & alone & (found == 0))[:, None], v, w)
+    return torch.where(kept == 1, u, mine + kept * (u - mine)), {"trust": found}
+
+
+def _knowledge(cohort: Cohort, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(m,) the skill of the others' models, which were trained on other data; what a client's own would be on other
+    data; and whether that is v's."""
+    device = z.device
+    trained, held = (
+        skills(cohort.execution, part, [z, v, w], cohort.task).to(device) for part in (cohort.train, cohort.validation)
+    )
+    alone = trained[1] > trained[2]
+    ours, ours_held = (torch.where(alone, each[1], each[2]) for each in (trained, held))
+    n = torch.tensor(cohort.validation.counts, dtype=ours.dtype, device=device)
+    return trained[0], (n * ours_held + GUESS * HOLDS * ours) / (n + GUESS), alone
+
+
+def with_alone(memory: Memory, asked: bool) -> Memory:
+    """What clients remember, and v where they will be asked; it starts where they do."""
+    return memory.replace(alone=memory.personal.clone()) if asked else memory
+
+
+def remembered(memory: Memory, start: Tensor, W: Tensor) -> Memory:
+    """Their models, and v: the sum of what their own training changed."""
+    return State(personal=W, **({"alone": memory.alone + (W - start)} if "alone" in memory else {}))

@@ -58,12 +58,20 @@ class FedAMP(StartOfEach):
         W, heard = self.starts(problem, problem.names, rng), torch.full((len(problem),), self.init == "independent")
         return State(W=W, heard=heard, trust=torch.ones_like(W[:, 0]), xi=self.xi(problem, W, heard))
 
+    @property
+    def asks(self) -> bool:
+        """Whether clients are asked how far they trust the others."""
+        return self.mode == "practice" and self.weight_on_others == "auto"
+
+    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
+        return _trust.with_alone(super().enlist(problem, clients, rng), self.asks)
+
     def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:
         return _newcomers.welcomed(problem, server)
 
     def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
-        u, automatic = co.mix(server.xi[clients], server.W), self.mode == "practice" and self.weight_on_others == "auto"
-        told = {"tau": 1 - server.xi[clients, clients].to(u), "trust": server.trust[clients]} if automatic else {}
+        u = co.mix(server.xi[clients], server.W)
+        told = {"tau": 1 - server.xi[clients, clients].to(u), "trust": server.trust[clients]} if self.asks else {}
         return State(u=u, **told)
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
@@ -71,7 +79,7 @@ class FedAMP(StartOfEach):
         (u, trust), beta = _trust.heeded(cohort, message, memory), self._beta(cohort, round).to(message.u)
         start = memory.personal if self.init_from == "local" and round >= 1 else u
         W = cohort.fit(start, round, extra=Proximal(u, beta, self.proximal == "exact") if round >= 1 else None)
-        return State(W=W, **trust), State(personal=W)
+        return State(W=W, **trust), _trust.remembered(memory, start, W)
 
     def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
         return {"cloud": message.u, "personal": memory.personal}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from weakref import WeakKeyDictionary
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..base import machine
 from ..base.state import State
-from ..base.task import Loss, Metric, Task
+from ..base.task import Metric
 from .cohort import Samples
 from .execution import Execution
 
@@ -78,45 +78,6 @@ def evaluate_all(execution: Execution, samples: Samples, models: Sequence[Model]
         if key not in found:
             found[key] = _scores(execution, samples, model, metric)
     return torch.stack([found[key] for key in keys])
-
-
-DEALS = 8
-"""Wrong pairings of outputs and targets of which the mean is taken."""
-PAIRS = 1 << 12
-"""Samples of a client, drawn by lot, that a loss is asked about at once: one's own may look at every two of a batch."""
-
-
-def skills(execution: Execution, samples: Samples, models: Sequence[Model], task: Task) -> Tensor:
-    """(models, m) how much each client's models know of its own samples: 1 everything, 0 nothing, below that worse.
-
-    For classes the mean probability of the right one, above that of a guess. For any other task the loss beside the
-    loss of the same outputs dealt to the wrong samples. Not finite counts as nothing.
-    """
-    if task.kind == "classification":
-        probability = evaluate_all(execution, samples, models, Metric("probability", _of_the_right, True, True))
-        found = (probability - 1 / task.outputs) / (1 - 1 / task.outputs)
-    else:
-        knows = partial(_beside_wrong_pairs, task.loss, samples.x.device)
-        found = evaluate_all(execution, samples, models, Metric("skill", knows, True, False))
-    return torch.where(found.isfinite(), found, 0.0)
-
-
-def _of_the_right(outputs: Tensor, targets: Tensor) -> Tensor:
-    """(n,) the probability that each sample's own class is given."""
-    return outputs.softmax(1).gather(1, targets[:, None])[:, 0]
-
-
-def _beside_wrong_pairs(loss: Loss, device: torch.device, outputs: Tensor, targets: Tensor) -> Tensor:
-    """1 - loss(outputs, targets) / loss(outputs of other samples, targets); the loss is asked where clients train."""
-    outputs, targets = outputs.to(device), targets.to(device)
-    source = torch.Generator().manual_seed(len(outputs))
-    if len(outputs) > PAIRS:
-        some = torch.randperm(len(outputs), generator=source)[:PAIRS]
-        outputs, targets = outputs[some], targets[some]
-    deals = [torch.randperm(len(outputs), generator=source) for _ in range(DEALS)]
-    wrong = torch.stack([loss(outputs[deal], targets, None) for deal in deals]).mean()
-    right = loss(outputs, targets, None)
-    return (wrong - right) / torch.maximum(wrong.abs(), right.abs()).clamp(min=torch.finfo(wrong.dtype).tiny)
 
 
 def _same(model: Model) -> int | tuple[object, ...]:
