@@ -30,6 +30,7 @@ from fedkin.maths.collaboration import (
     gaussian_logits,
     median_of_pairs,
     mix,
+    narrowed,
     objective,
     only_nearest,
     softmax_of_others,
@@ -298,6 +299,17 @@ def test_the_automatic_sigma_does_not_see_the_scale_of_the_models(scale: float) 
     close(automatic, softmax_of_others(gaussian_logits(distances, norms, 0.05 * median_of_pairs(distances))), rtol=1e-9)
     cosines = cosine_distances(W)
     close(cosine_logits(cosine_distances(scale * W), None), -10 * cosines / median_of_pairs(cosines), atol=1e-10)
+
+
+@pytest.mark.parametrize(("apart", "narrow"), [(1.0, 1.0), (0.1, 1.0), (0.07, 0.51), (1e-3, 0.3), (0.0, 0.3)])
+def test_where_groups_are_clear_attention_narrows(apart: float, narrow: float) -> None:
+    """Twelve clients, four groups at the corners of a simplex, of three members each in other directions."""
+    W = torch.cat([torch.eye(4).repeat_interleave(3, 0), apart * torch.eye(12)], 1).double().to(DEVICE)
+    distances, norms = squared_distances(W)
+    median = median_of_pairs(distances)
+    assert median == pytest.approx(2 + 2 * apart**2)
+    assert narrowed(distances, median) == pytest.approx(narrow, rel=0.01)
+    close(gaussian_logits(distances, norms, None), -distances / (0.1 * median * narrow), rtol=0.02, atol=1e-12)
 
 
 # The weight on others

@@ -39,7 +39,7 @@ def test_a_silo_that_resembles_nobody_is_not_ruined(tmp_path: Path, method: str)
 
 def test_trust_is_full_where_others_know_most_of_it_and_none_where_they_know_nothing() -> None:
     own = torch.ones(6, dtype=torch.float64)
-    others = torch.tensor([-1.0, 0.0, 0.2, 0.4, 0.7, 1.0], dtype=torch.float64)
+    others = torch.tensor([-1.0, 0.0, 0.6, 0.8, 0.96, 1.0], dtype=torch.float64)
     trust = _trust.trust(others, own)
     assert (trust[:3] == 0).all() and (trust[4:] == 1).all() and 0.1 < trust[3] < 0.4
 
@@ -59,8 +59,8 @@ def test_what_others_sent_is_found_again_in_what_a_client_got() -> None:
     w, z = (torch.randn(4, size, generator=source, dtype=torch.float64).to(DEVICE) for _ in range(2))
     tau = torch.tensor([1.0, 0.5, _trust.LEAST, 0.0], dtype=torch.float64, device=DEVICE)
     u, full = w + tau[:, None] * (z - w), torch.ones_like(tau)
-    heeded, sent = _trust.heeded(assembly.cohort, State(u=u, tau=tau, trust=full), State(personal=w))
-    _, direct = _trust.heeded(assembly.cohort, State(u=z, tau=full, trust=full), State(personal=w))
+    heeded, sent = _trust.heeded(assembly.cohort, State(u=u, tau=tau, trust=full), State(personal=w, alone=w))
+    _, direct = _trust.heeded(assembly.cohort, State(u=z, tau=full, trust=full), State(personal=w, alone=w))
     assert close(sent["trust"][:3], direct["trust"][:3], 1e-8)
     assert sent["trust"][3] == 1 and torch.equal(heeded[3], u[3]), "nobody is in it: nothing is known against them"
     assert close(heeded[:3], (w + sent["trust"][:, None] * (u - w))[:3]), "no further than they are trusted"
@@ -76,7 +76,7 @@ def test_a_loner_trains_as_if_it_were_alone_and_does_not_drift_towards_strangers
         z = torch.zeros_like(w)
         z[:, assembly.problem.layout.size - 3 + label] = 1e3
         message = State(u=w + told[:, None] * (z - w), tau=told, trust=torch.zeros_like(told))
-        heeded, sent = _trust.heeded(assembly.cohort, message, State(personal=w))
+        heeded, sent = _trust.heeded(assembly.cohort, message, State(personal=w, alone=w))
         alone = sent["trust"] == 0
         assert torch.equal(heeded[alone], w[alone])
     assert alone.any()

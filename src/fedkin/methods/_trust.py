@@ -10,10 +10,19 @@ there: it also keeps v, the sum of what its own training changed, which would be
 
 from __future__ import annotations
 
+from typing import Annotated, Literal
+
 import torch
+from pydantic import Field
 
 from ..training.skill import skills
 from ._method import Cohort, Memory, Message, State, Tensor
+from ._shared import Auto, EachShare
+
+Weight = Annotated[
+    Auto | Literal["attention"] | EachShare,
+    Field(description="tau; a number, one a client, attention: by its entropy, auto: that times trust in others"),
+]
 
 ENOUGH, STEEPNESS, STRANGERS = 0.95, 8, 0.1
 """Others who know this part of what one knows oneself are trusted in full; how fast trust falls below it; and trust
@@ -71,9 +80,14 @@ def _knowledge(cohort: Cohort, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor,
     return trained[0], (n * ours_held + GUESS * HOLDS * ours) / (n + GUESS), alone
 
 
-def with_alone(memory: Memory, asked: bool) -> Memory:
-    """What clients remember, and v where they will be asked; it starts where they do."""
-    return memory.replace(alone=memory.personal.clone()) if asked else memory
+def asked(mode: str, weight: object) -> bool:
+    """Whether clients are asked how far they trust the others."""
+    return mode == "practice" and weight == "auto"
+
+
+def enlisted(memory: Memory, mode: str, weight: object) -> Memory:
+    """What clients remember at the start, with v where they will be asked; it begins where they do."""
+    return memory.replace(alone=memory.personal.clone()) if asked(mode, weight) else memory
 
 
 def remembered(memory: Memory, start: Tensor, W: Tensor) -> Memory:

@@ -12,7 +12,7 @@ from ..maths.attention import Kind, named
 from ..training.optimisers import Proximal
 from . import _newcomers, _shared, _theory, _trust
 from ._method import Cohort, Local, Memory, Message, Model, Problem, Rng, Server, State, Tensor, Upload
-from ._shared import Auto, EachPositive, EachShare, Positive, StartOfEach, check_per_client, per_client
+from ._shared import Auto, EachPositive, Positive, StartOfEach, check_per_client, per_client
 
 
 class FedAMP(StartOfEach):
@@ -27,10 +27,7 @@ class FedAMP(StartOfEach):
     training = frozenset({"beta", "beta_decay", "beta_every", "proximal", "init_from", "mode", "alpha", "strength"})
 
     sigma: Annotated[Auto | Positive, Field(description="width of attention; auto: from the models")] = "auto"
-    weight_on_others: Annotated[
-        Auto | Literal["attention"] | EachShare,
-        Field(description="tau; a number, one a client, attention: by its entropy, auto: that times trust in others"),
-    ] = "auto"
+    weight_on_others: _trust.Weight = "auto"
     beta: Annotated[EachPositive, Field(description="of the proximal term ||w - u||^2 / (2 beta); or one each")] = 1e4
     beta_decay: Annotated[float, Field(gt=0, le=1, description="factor by which beta falls")] = 0.1
     beta_every: Annotated[int, Field(ge=1, description="rounds between decays of beta")] = 30
@@ -58,20 +55,15 @@ class FedAMP(StartOfEach):
         W, heard = self.starts(problem, problem.names, rng), torch.full((len(problem),), self.init == "independent")
         return State(W=W, heard=heard, trust=torch.ones_like(W[:, 0]), xi=self.xi(problem, W, heard))
 
-    @property
-    def asks(self) -> bool:
-        """Whether clients are asked how far they trust the others."""
-        return self.mode == "practice" and self.weight_on_others == "auto"
-
     def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        return _trust.with_alone(super().enlist(problem, clients, rng), self.asks)
+        return _trust.enlisted(super().enlist(problem, clients, rng), self.mode, self.weight_on_others)
 
     def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:
         return _newcomers.welcomed(problem, server)
 
     def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
-        u = co.mix(server.xi[clients], server.W)
-        told = {"tau": 1 - server.xi[clients, clients].to(u), "trust": server.trust[clients]} if self.asks else {}
+        u, asked = co.mix(server.xi[clients], server.W), _trust.asked(self.mode, self.weight_on_others)
+        told = {"tau": 1 - server.xi[clients, clients].to(u), "trust": server.trust[clients]} if asked else {}
         return State(u=u, **told)
 
     def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
