@@ -84,7 +84,7 @@ def _by_lot(samples: Samples) -> Samples:
 def _lot(starts: tuple[int, ...], counts: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
     """Which samples, and where each client's then are; the same lot for a client, whoever is beside it."""
     chosen = [
-        at + torch.randperm(n, generator=torch.Generator().manual_seed(n))[:MOST]
+        at + (torch.randperm(n, generator=torch.Generator().manual_seed(n))[:MOST] if n > MOST else torch.arange(n))
         for at, n in zip(starts, counts, strict=True)
     ]
     fewer = tuple(len(each) for each in chosen)
