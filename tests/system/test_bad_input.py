@@ -510,6 +510,11 @@ case(
     f"{DOMAINS} --method fedamp --weight-on-others trust",
     "it has to be 'auto', 'attention', a number or a table.",
 )
+case(
+    "a weight for a client that is not there",
+    f"{DOMAINS} --method fedamp --weight-on-others {{nobody=0.5}}",
+    "for nobody, which is no client here",
+)
 case("an unknown Hessian", f"{DOMAINS} --method perfedavg --hessian none", "hessian", "'exact'")
 case("a rate below zero", f"{DOMAINS} --method perfedavg --settings.alpha -1", "settings.alpha = -1")
 case("a difference of length zero", f"{DOMAINS} --method perfedavg --settings.delta 0", "settings.delta = 0")

@@ -198,10 +198,12 @@ def _of_the_papers(config: Config, method: Method) -> list[str]:
     told, place = [], (config.data.name, config.data.split)
     if config.rounds == papers.preset()["rounds"]:
         told.append(f"preset = 'paper': the papers do not say how many rounds they had; here it is {config.rounds}.")
-    if type(method).model_fields and method.paper(*place) == method.paper("any", "any"):
+    always = method.paper("any", "any")
+    if type(method).model_fields and method.paper(*place) == always:
+        given = "; it has " + ", ".join(f"{name} = {value!r}" for name, value in always.items()) if always else ""
         told.append(
-            f"preset = 'paper': {config.method} has no values that were published for {place[0]} ({place[1]}); it has "
-            "those that its paper gives for any data (config.toml), and what no paper gives is as by default."
+            f"preset = 'paper': {config.method} has no values that were published for {place[0]} ({place[1]}){given}, "
+            "and what no paper gives is as by default."
         )
     return told
 

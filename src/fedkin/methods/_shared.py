@@ -68,8 +68,11 @@ def per_client(setting: float | dict[str, float], names: Sequence[str], among: T
 
 
 def check_per_client(names: Sequence[str], *settings: str | float | dict[str, float]) -> None:
-    """Raises ValueError if a setting has values for some of the clients only."""
+    """Raises ValueError if a setting has values for some of the clients only, or for others."""
     for setting in settings:
+        unknown = [name for name in setting if name not in names] if isinstance(setting, dict) else []
+        if unknown:
+            raise ValueError(f"A value is given for {', '.join(unknown[:5])}, which is no client here.")
         missing = [name for name in names if isinstance(setting, dict) and name not in setting]
         if missing:
             raise ValueError(f"A value for each client was begun, but {', '.join(missing[:5])} has none.")
