@@ -146,8 +146,8 @@ INTRODUCTION = """# Who is hurt by joining
 Attention says who is nearest; it does not say that anyone is near. Until trust in others was built in, FedAMP and
 HeurFedAMP with their automatic weight put 0.9 on others for a silo that resembles nobody, and ruined it. Now each
 client says, in one number, how far it trusts the others, by what their models know of its own data beside what it knows
-itself, and the automatic weight is multiplied by that. [Attention](attention.md#trust-in-others) has the rule, and where
-it fails: silos that differ from the others in part are not spared as those are that differ in everything.
+itself, and the automatic weight is multiplied by that. [Attention](attention.md#trust-in-others) has the rule, and
+where it fails: silos that differ from the others in part are not spared as those are that differ in everything.
 
 Mean test accuracy at the closing exchange, of each method's headline model, over seeds that nothing was developed on.
 “Before” is `weight_on_others = "attention"`, `proximal = "gradient"`: FedAMP as it was. “Hurt” are the silos that end
