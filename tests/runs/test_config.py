@@ -198,7 +198,11 @@ def test_an_unknown_setting_is_answered_with_its_place_and_the_nearest_right_one
         ({"rounds": "many"}, "rounds = 'many'", "integer"),
         ({"seed": -1}, "seed = -1", "greater than or equal to 0"),
         ({"local": {"lr": 0}}, "local.lr = 0", "greater than 0"),
-        ({"local": {"class_weights": "some"}}, "local.class_weights = 'some'", "it has to be 'none', 'balanced' or a list."),
+        (
+            {"local": {"class_weights": "some"}},
+            "local.class_weights = 'some'",
+            "it has to be 'none', 'balanced' or a list.",
+        ),
         ({"local": {"betas": [0.9]}}, "local.betas = [0.9]", "required"),
         ({"participation": {"lost": 1}}, "participation.lost = 1", "less than 1"),
         ({"data": {"clients": 0}}, "data.clients = 0", "greater than or equal to 1"),
