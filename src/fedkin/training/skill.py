@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -80,7 +80,6 @@ def _by_lot(samples: Samples) -> Samples:
     return Samples(samples.x[index], samples.y[index], starts, counts)
 
 
-@lru_cache(maxsize=16)
 def _lot(starts: tuple[int, ...], counts: tuple[int, ...]) -> tuple[Tensor, tuple[int, ...], tuple[int, ...]]:
     """Which samples, and where each client's then are; the same lot for a client, whoever is beside it."""
     chosen = [
@@ -91,7 +90,6 @@ def _lot(starts: tuple[int, ...], counts: tuple[int, ...]) -> tuple[Tensor, tupl
     return torch.cat(chosen), tuple(sum(fewer[:i]) for i in range(len(fewer))), fewer
 
 
-@lru_cache(maxsize=16)
 def _owners(starts: tuple[int, ...], counts: tuple[int, ...], total: int) -> Tensor:
     """(total,) whose each sample is."""
     owners = torch.zeros(total, dtype=torch.long)
