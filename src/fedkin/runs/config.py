@@ -50,15 +50,9 @@ class Data(_Strict):
         Field(description="practical: uniform deals every class alike, also where they are of different size (emnist)"),
     ] = "default"
     shift: Annotated[int, Field(description="relabelled, mixed: group g's label is (y + shift g) mod classes")] = 2
-    agreeing: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="mixed: part of the clients whose labels mean the same")
-    ] = 12
-    relabelled: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="mixed: part in two groups with other labels")
-    ] = 8
-    lone: Annotated[
-        float, Field(ge=0, allow_inf_nan=False, description="mixed: part of clients that agree with nobody")
-    ] = 3
+    agreeing: Annotated[Part, Field(description="mixed: part of the clients whose labels mean the same")] = 12
+    relabelled: Annotated[Part, Field(description="mixed: part in two groups with other labels")] = 8
+    lone: Annotated[Part, Field(description="mixed: part of clients that agree with nobody")] = 3
     test_fraction: Annotated[float, Field(gt=0, lt=1, description="where there is no official test part")] = 0.25
     augment: Annotated[bool, Field(description="random crop and flip of training images")] = False
     verify: Annotated[bool, Field(description="hold a data set's files against their checksums")] = True
