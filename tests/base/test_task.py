@@ -100,7 +100,7 @@ def test_accuracy_is_the_share_of_right_answers() -> None:
 
 def test_accuracy_rises_and_error_falls() -> None:
     rising = {name for name, metric in METRICS.items() if metric.higher_is_better}
-    assert rising == {"accuracy", "balanced_accuracy", "auc"}
+    assert rising == {"accuracy", "balanced_accuracy", "auc", "c_index"}
 
 
 # Against scikit-learn
@@ -246,7 +246,7 @@ def test_metrics_of_gaps_are_for_targets_with_gaps() -> None:
 @pytest.mark.parametrize("name", LOSSES)
 def test_losses_are_found_by_name(name: str) -> None:
     assert loss_named(name) is LOSSES[name]
-    assert loss_named(name).per_sample == (name != "masked_mse")
+    assert loss_named(name).per_sample == (name not in ("masked_mse", "cox"))
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -257,7 +257,7 @@ def test_metrics_are_found_by_name(name: str) -> None:
 def test_an_unknown_loss_is_answered_with_the_nearest() -> None:
     with pytest.raises(ValueError, match=r"no loss 'cross-entropy'; did you mean 'cross_entropy'\? known are"):
         loss_named("cross-entropy")
-    with pytest.raises(ValueError, match=r"no loss 'zzz'; known are cross_entropy, mse, masked_mse, or your own"):
+    with pytest.raises(ValueError, match=r"no loss 'zzz'; known are cross_entropy, mse, masked_mse, cox, or your own"):
         loss_named("zzz")
 
 
@@ -274,9 +274,7 @@ def test_an_unknown_metric_is_answered_with_the_nearest() -> None:
 
 @pytest.mark.parametrize("name", ["accuracy", "balanced_accuracy", "auc", "log_loss"])
 def test_a_metric_of_classes_is_refused_for_a_regression(name: str) -> None:
-    said = (
-        rf"metric '{name}' is for classification, but this task is a regression; for that there are rmse, mae, mse, or"
-    )
+    said = rf"metric '{name}' is for classification, but this task is regression; for that there are rmse, mae, mse, or"
     with pytest.raises(ValueError, match=said):
         metric_named(name, "regression")
 
@@ -303,7 +301,9 @@ def test_a_users_loss_may_give_a_value_a_sample() -> None:
 
 
 def test_a_loss_of_the_whole_batch_cannot_weigh_classes() -> None:
-    with pytest.raises(ValueError, match=r"Class weights need a loss that gives a value a sample; .*largest_error"):
+    with pytest.raises(
+        ValueError, match=r"Weights of classes or samples need a loss that gives a value a sample; .*largest_error"
+    ):
         loss_named(largest_error)(torch.zeros(3, 2), torch.ones(3, 2), torch.ones(3))
 
 

@@ -14,6 +14,7 @@ from fedkin.data import UnknownData, by_name, load
 from fedkin.data.federation import Client, Federation
 from fedkin.data.source import Source
 from fedkin.errors import FedkinError
+from fedkin.runs.config import resolve
 
 SPLITS = ["iid", "pathological", "practical", "dirichlet", "relabelled"]
 RAW = load_digits()
@@ -155,3 +156,45 @@ def test_owners_are_of_the_one_pool_even_where_there_is_a_test_pool(monkeypatch)
     for client in federation.clients:
         own = torch.cat([client.train[0], client.test[0]]).flatten().sort().values
         assert own.tolist() == (list(range(12)) if client.name == "a" else list(range(12, 20)))
+
+
+@pytest.mark.parametrize(
+    ("split", "settings", "told"),
+    [
+        ("iid", {"lone": 5}, ["data.lone = 5 has no effect with the split 'iid': it is for mixed."]),
+        (
+            "dirichlet",
+            {"alpha": 0.1, "shift": 3},
+            ["data.shift = 3 has no effect with the split 'dirichlet': it is for relabelled and mixed."],
+        ),
+        ("relabelled", {"shift": 3, "dominating": 0.7}, []),
+        ("mixed", {"lone": 5}, []),
+        ("iid", {}, []),
+    ],
+)
+def test_a_setting_of_another_split_is_not_ignored_without_a_word(split, settings, told):
+    assert list(data.load("digits", split, **settings).notes) == told
+
+
+# ---- what a refusal suggests would do ----
+
+
+def test_a_dirichlet_split_that_cannot_be_had_can_with_what_its_refusal_suggests():
+    with pytest.raises(FedkinError, match=r"a smaller data\.clients or a smaller data\.least"):
+        load("digits", "dirichlet", clients=40, alpha=0.1)
+    found = load("digits", "dirichlet", clients=40, alpha=0.1, least=1)
+    assert len(found) == 40 and min(client.samples for client in found.clients) < 8
+    assert resolve({"data": {"least": 3}}).data.least == 3
+
+
+def test_a_practical_split_whose_classes_are_drawn_follows_the_data():
+    even, drawn = (load("digits", "practical", clients=20, classes=kind) for kind in ("uniform", "drawn"))
+    for counts in ([torch.bincount(c.train[1], minlength=10) for c in f.clients] for f in (even, drawn)):
+        assert all(int(count.sum()) for count in counts)
+    assert [c.samples for c in even.clients] == [c.samples for c in drawn.clients], "as many, of other classes"
+    assert any(
+        not torch.equal(a.train[1].bincount(minlength=10), b.train[1].bincount(minlength=10))
+        for a, b in zip(even.clients, drawn.clients, strict=True)
+    )
+    with pytest.raises(FedkinError, match="data.classes = 'drawn' is for the practical and relabelled splits"):
+        load("digits", "iid", classes="drawn")

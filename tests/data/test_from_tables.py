@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import tomllib
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.preprocessing import StandardScaler
 
+import fedkin
 from fedkin.base.settings import ConfigError
 from fedkin.base.task import Task
-from fedkin.data import UnknownData, from_tables
+from fedkin.data import UnknownData, from_tables, preprocessing
 from fedkin.data.federation import Client, Federation, FederationError
 from fedkin.data.preprocessing import Number, TablePreprocessing
+from fedkin.data.ranges import without_ranges
 from fedkin.data.table import TableError
 from fedkin.engines import start
 from fedkin.errors import FedkinError
@@ -201,7 +205,7 @@ def test_means_and_deviations_are_scikit_learns_of_the_training_rows(statistics,
             assert fitted[column].mean == pytest.approx(scaler.mean_[k], rel=1e-12)
             assert fitted[column].scale == pytest.approx(scaler.scale_[k], rel=1e-12)
             assert fitted[column].fill == pytest.approx(getattr(mine[column], fill)(), rel=1e-12)
-    assert len({c.preprocessing for c in found.clients}) == (1 if statistics == "shared" else 3)
+    assert len({without_ranges(c.preprocessing) for c in found.clients}) == (1 if statistics == "shared" else 3)
 
 
 def test_training_inputs_are_what_the_saved_preprocessing_gives_again():
@@ -223,7 +227,7 @@ def test_inputs_line_up_over_silos_even_where_a_category_or_a_gap_is_one_silos_o
     assert {"chol missing", "pain=northern", "smokes=true", "smokes=false"} <= set(inputs)
     assert "age missing" not in inputs
     assert found.task.inputs == (len(inputs),)
-    assert found.notes == ()
+    assert [note for note in found.notes if "olumn" in note] == []
 
 
 def test_no_indicators_if_not_wanted():
@@ -442,7 +446,7 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "a column with one value": (
         lambda: FRAME.assign(site=7),
         {},
-        "Column 'site' is 7 in all silos; table.ignore = .'site'. leaves it out",
+        r"Column 'site' is 7 in all silos; --ignore site \(table.ignore = .'site'.\) leaves it out",
     ),
     "a column with one text": (lambda: FRAME.assign(site="x"), {}, "Column 'site' is x in all silos"),
     "an empty column": (lambda: FRAME.assign(site=None), {}, "Column 'site' is empty in all silos"),
@@ -498,16 +502,31 @@ REFUSED: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         {},
         "'name' has 91 different texts in 91 rows, such as 'patient 0'",
     ),
-    "decimal commas": (lambda: FRAME.assign(dose=[f"{i},5" for i in range(91)]), {}, "write them with a point"),
+    "what may be thousands": (
+        lambda: FRAME.assign(dose=[f"{i + 1},500" for i in range(91)]),
+        {},
+        "'dose' has 91 different texts .* write them with a point",
+    ),
+    "several columns that say nothing": (
+        lambda: FRAME.assign(site=7, day=pd.Timestamp("2020-01-01"), none=None),
+        {},
+        r"3 columns are empty or have one value in all silos: 'day' \(2020-01-01T00:00:00\), 'none' \(empty\), 'site' "
+        r"\(7\)\. --ignore day,none,site \(table.ignore = \['day', 'none', 'site'\]\) leaves them out",
+    ),
     "a client of one row with a name like another's": (
         lambda: cell(FRAME, 3, "clinic", "Nroth"),
         {},
         r"'Nroth' has 1 in all.* 'Nroth' \(1 row\) looks like 'north' \((39|40) rows\): the same silo\?$",
     ),
-    "dates": (
-        lambda: FRAME.assign(day=pd.Timestamp("2020-01-01")),
+    "durations": (
+        lambda: FRAME.assign(stay=pd.to_timedelta(np.arange(91), unit="D")),
         {},
-        r"'day' holds values of type .*table.ignore = \['day'\]",
+        r"'stay' holds values of type .*table.ignore = \['stay'\]",
+    ),
+    "days that may be months": (
+        lambda: FRAME.assign(day=[f"0{1 + i % 9}/0{1 + i // 9 % 9}/2024" for i in range(91)]),
+        {},
+        r"'day' holds dates such as '01/01/2024', in which day and month cannot be told apart.*03-31.*--ignore day",
     ),
     "numbers too large": (
         lambda: FRAME.assign(big=np.linspace(-1e300, 1e300, 91)),
@@ -579,21 +598,63 @@ def test_words_that_an_option_would_cut_or_a_shell_would_change_are_advised_as_a
 
 
 @pytest.mark.parametrize(
-    "form", ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%d.%m.%Y", "%m/%d/%y", "%Y/%m/%d", "%d-%m-%Y"]
+    "form", ["%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%d %H:%M:%S", "%d.%m.%Y", "%m/%d/%Y", "%Y/%m/%d", "%d-%m-%Y", None]
 )
-def test_dates_as_texts_are_to_become_numbers(form):
-    days = pd.date_range("2023-11-20", periods=91).strftime(form)
-    with pytest.raises(
-        TableError, match=r"table.ignore = \['day'\].*If they are dates, turn them into numbers"
-    ) as caught:
+def test_dates_become_days_and_that_is_told(form, tmp_path):
+    """The oracle is pandas: days since 1970-01-01."""
+    days = pd.date_range("2023-11-20 06:00", periods=91)
+    frame = numbered(88, day=days[:88] if form is None else days[:88].strftime(form)).drop(columns="row")
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    since = (days - pd.Timestamp("1970-01-01")) / pd.Timedelta(days=1)
+    if form is not None and "H" not in form:
+        since = np.floor(since)
+    for table in (frame, tmp_path / "t.csv"):
+        found = of_numbers(table)
+        (inputs,) = {c.preprocessing.inputs for c in found.clients}
+        assert inputs == ("day",)
+        seen = sorted(
+            x for c in found.clients for pair in (c.train, c.validation, c.test) for x in pair[0][:, 0].tolist()
+        )
+        np.testing.assert_allclose(seen, np.asarray(since[:88]), atol=1e-3)
+        (note,) = [note for note in found.notes if "ates" in note]
+        assert note.startswith("Dates are inputs as days since 1970-01-01: 'day' (")
+        assert note.endswith(". --ignore day (table.ignore = ['day']) leaves them out.")
+
+
+def test_a_date_is_read_at_prediction_as_it_was_in_training():
+    """3/4/2024 alone may be April or March; the training rows said which."""
+    days = pd.date_range("2023-11-20", periods=88)
+    found = of_numbers(numbered(88, day=days.strftime("%m/%d/%Y")).drop(columns="row"))
+    prepared = preprocessing.from_json(json.loads(json.dumps(found.clients[0].preprocessing.to_json())))
+    april = (pd.Timestamp("2024-03-04") - pd.Timestamp("1970-01-01")).days
+    assert prepared.read({"day": ["3/4/2024"]}).tolist() == [[april]]
+    with pytest.raises(TableError, match=r"column 'day' is '2024-03-04', but it was a column of dates in training"):
+        prepared.read({"day": ["2024-03-04"]})
+
+
+def test_years_of_two_digits_are_not_guessed():
+    days = pd.date_range("2023-11-20", periods=91).strftime("%m/%d/%y")
+    with pytest.raises(TableError, match=r"If they are dates, write all of them as 2024-03-31"):
         federation(FRAME.assign(day=days))
-    assert "with a point" not in str(caught.value)
 
 
-@pytest.mark.parametrize("form", ["{},25", "10.0.3.{}", "1-2-{:05d}", "patient {}"])
+@pytest.mark.parametrize("form", ["10.0.3.{}", "1-2-{:05d}", "patient {}"])
 def test_other_texts_are_not_taken_for_dates(form):
     with pytest.raises(TableError, match="write them with a point"):
         federation(FRAME.assign(day=[form.format(i) for i in range(91)]))
+
+
+def test_decimal_commas_are_numbers_and_that_is_told(tmp_path):
+    plain = FRAME.assign(dose=np.arange(91) / 4)
+    plain.to_csv(tmp_path / "points.csv", index=False)
+    text = (tmp_path / "points.csv").read_text().replace(",", ";").replace(".", ",")
+    (tmp_path / "commas.csv").write_text(text)
+    points, commas = (federation(tmp_path / f"{name}.csv", name="t") for name in ("points", "commas"))
+    same(points, replace(commas, notes=points.notes))
+    assert set(commas.notes) - set(points.notes) == {
+        "commas.csv: cells are parted by semicolons, as the header's are.",
+        "Numbers are written with decimal commas, '3,5' for 3.5, in 'chol', 'dose'.",
+    }
 
 
 def test_text_is_refused_with_the_line_of_the_file(tmp_path):
@@ -635,18 +696,64 @@ def test_one_value_and_gaps_say_something():
     assert {"site", "site missing"} <= set(inputs)
 
 
+# ---- weights ----
+
+
+def test_a_column_of_weights_is_no_input_and_goes_with_its_rows_into_training():
+    frame = numbered(48, w=1 + np.arange(48) / 10)
+    found = of_numbers(frame, weight="w")
+    assert all(c.preprocessing.inputs == ("row",) for c in found.clients)
+    ready = start.prepare(federation=found, method="separate", rounds=1)
+    train = ready.cohort.train
+    torch.testing.assert_close(train.weight, 1 + train.x[:, 0] / 10)
+    arrays = {
+        who: {"x": own[["row"]].to_numpy(), "y": own["y"].to_numpy(), "weight": own["w"].to_numpy()}
+        for who, own in frame.groupby("who")
+    }
+    for client in Federation.from_arrays(arrays).with_validation(0.2, 0).clients:
+        torch.testing.assert_close(client.weight, 1 + client.train[0][:, 0].float() / 10)
+    assert start.prepare(federation=of_numbers(frame), method="separate", rounds=1).cohort.train.weight is None
+
+
+def test_rows_that_weigh_next_to_nothing_teach_nothing(tmp_path):
+    """Half of the rows have a wrong label and no weight: the model learns the others."""
+    x = np.linspace(-1, 1, 200)
+    wrong = np.arange(200) // 2 % 2 == 0
+    y = np.where((x > 0) != wrong, "yes", "no")
+    frame = pd.DataFrame({"who": ["a", "b"] * 100, "x": x, "y": y, "w": np.where(wrong, 1e-9, 1.0)})
+    settings = {"method": "separate", "rounds": 20, "model": {"name": "logistic"}, "local": {"lr": 0.1}}
+    run.run(federation=Federation.from_table(frame, "who", "y", weight="w"), out=tmp_path / "w", **settings)
+    found = run.Run(tmp_path / "w").predict("a", {"x": [-0.9, 0.9]})
+    assert list(found.labels) == ["no", "yes"]
+
+
+@pytest.mark.parametrize(
+    ("value", "shown"), [(-1.0, "-1.0"), (0.0, "0.0"), (None, "missing"), ("heavy", "'heavy'"), (math.nan, "missing")]
+)
+def test_a_weight_that_is_no_number_above_0_is_refused_with_its_row(value, shown):
+    frame = numbered(24, w=[2.0] * 9 + [value] + [2.0] * 14)
+    with pytest.raises(
+        TableError, match=rf"row 9 .*: the weight, column 'w', is {shown}; it has to be a number above 0"
+    ):
+        of_numbers(frame, weight="w")
+    if isinstance(value, float):
+        with pytest.raises(FederationError, match="'a': the weights of samples have to be finite numbers above 0"):
+            Federation.from_arrays({"a": {"x": np.zeros((8, 1)), "y": np.arange(8) % 2, "weight": np.full(8, value)}})
+
+
 # ---- what is only told ----
 
 
 def told(frame: pd.DataFrame, **more: Any) -> str:
-    return "\n".join(federation(frame, **more).notes)
+    """The notes, but for those on small validation parts."""
+    return "\n".join(note for note in federation(frame, **more).notes if "alidation rows" not in note)
 
 
 def test_a_column_that_is_0_in_one_silo_alone_may_be_missing_there():
     frame = FRAME.assign(chol=FRAME["chol"].where(FRAME["clinic"] != "west", 0.0))
     assert told(frame) == (
         "Column 'chol' is 0 in all training rows of west, and varies elsewhere. "
-        "If 0 means missing there, declare it: table.missing_in = {chol = [0]}."
+        "If 0 means missing there, declare it: --missing-in '{chol = [0]}' (table.missing_in = {chol = [0]})."
     )
     assert told(frame, missing_in={"chol": [0]}) == "Column 'chol' is empty in all training rows of west."
 
@@ -665,7 +772,7 @@ def clinics(**sizes: int) -> pd.DataFrame:
 
 
 def test_a_small_client_with_a_name_like_anothers_is_told():
-    found = of_numbers(clinics(North=120, South=100, Nroth=11, east=12, EAST=2))
+    found = of_numbers(clinics(North=120, South=100, Nroth=11, east=12, EAST=2), validation=0.0)
     assert set(found.notes) == {
         "'EAST' (2 rows) looks like 'east' (12 rows): the same silo?",
         "'Nroth' (11 rows) looks like 'North' (120 rows): the same silo?",
@@ -697,11 +804,32 @@ def test_categories_of_validation_and_test_rows_alone_are_told_and_count_as_none
     assert notes == "Column 'pain': 'unheard of' did not occur in any training row and counts as no category."
 
 
-def test_notes_of_one_kind_are_counted_when_they_are_many():
-    zeros = {f"c{i}": np.where(FRAME["clinic"] == "west", 0.0, np.arange(91)) for i in range(9)}
-    notes = federation(FRAME.assign(**zeros)).notes
-    assert len(notes) == 6
-    assert notes[-1] == "There are 4 more notes of this kind."
+def test_notes_of_one_kind_are_one_sentence_with_what_can_be_typed():
+    names = [f"c{i}" for i in range(8)] + ["white cells"]
+    zeros = {name: np.where(FRAME["clinic"] == "west", 0.0, np.arange(91)) for name in names}
+    (note,) = told(FRAME.assign(**zeros)).splitlines()
+    assert note.startswith(
+        "9 columns are 0 in all training rows of a silo, though they vary elsewhere: c0 (west), c1 (west), c2 (west), "
+        "c3 (west), c4 (west) and 4 more. If 0 means missing there, declare it: --missing-in '"
+    )
+    typed = re.search(r"--missing-in '(.*?)' \(", note)
+    assert typed
+    raw = options.parse(["--missing-in", typed[1]])
+    assert raw == {"table": {"missing_in": {name: [0] for name in names}}}
+    again = told(FRAME.assign(**zeros), **raw["table"])
+    assert "If 0 means" not in again and "9 columns are empty in all training rows of a silo" in again
+
+
+def test_rare_flags_of_0_and_1_are_one_sentence_without_advice_on_gaps():
+    rng = np.random.default_rng(0)
+    flags = {
+        f"code_{i:02d}": np.where(FRAME["clinic"] == "west", 0, rng.random(91) < 0.5).astype(int) for i in range(30)
+    }
+    (note,) = told(FRAME.assign(**flags)).splitlines()
+    assert note == (
+        "30 columns of 0 and 1 or of categories are always the same in all training rows of a silo, though they vary "
+        "elsewhere: code_00 (west), code_01 (west), code_02 (west), code_03 (west), code_04 (west) and 25 more."
+    )
 
 
 # ---- by path, in a configuration ----
@@ -814,6 +942,7 @@ def test_one_mark_is_a_list_of_one():
         ({"client": "clinic", "target": "ill"}, "table.client and table.target are for tables"),
         ({"client": "clinic"}, "table.client is for tables"),
         ({"target": "ill"}, "table.target is for tables"),
+        ({"group": "patient"}, "table.group is for tables"),
     ],
 )
 def test_columns_of_a_data_set_that_is_no_table_are_refused(table, said):
@@ -835,3 +964,42 @@ def test_preprocessing_and_task_tell_everything_a_prediction_needs():
     assert isinstance(found.clients[0].preprocessing, TablePreprocessing)
     assert isinstance(found.task, Task)
     assert found.task.class_names == ("no", "yes")
+
+
+# ---- what may surprise ----
+
+
+def measured(units: dict[str, float], names: dict[str, tuple[str, str]] | None = None) -> pd.DataFrame:
+    """Silos of fifty rows with a glucose in their own unit, and answers in their own spelling."""
+    source, parts = np.random.default_rng(0), []
+    for silo, unit in units.items():
+        x = source.normal(6, 1, 50)
+        no, yes = (names or {}).get(silo, ("no", "yes"))
+        answers = np.where(x + source.normal(size=50) > 6, yes, no)
+        parts.append(pd.DataFrame({"silo": silo, "glucose": x * unit, "age": source.normal(60, 9, 50), "y": answers}))
+    return pd.concat(parts)
+
+
+def test_a_column_in_another_unit_in_one_silo_is_told() -> None:
+    """It made every silo's shared scaling wrong: alone they had 56 % in place of 80, and no word was said."""
+    chosen = preprocessing.TableSettings(client="silo", target="y")
+    notes = from_tables.from_table(measured({"de": 1.0, "fr": 1.0, "us": 18.0}), chosen).notes
+    assert sum("'glucose'" in note and "in us" in note and "--statistics own" in note for note in notes) == 1
+    assert not any(
+        "deviation" in note for note in from_tables.from_table(measured({"de": 1, "fr": 1.5, "us": 1}), chosen).notes
+    )
+
+
+def test_classes_that_differ_in_capitals_alone_are_told() -> None:
+    table = measured({"a": 1, "b": 1}, {"b": ("No ", "Yes")})
+    notes = from_tables.from_table(table, preprocessing.TableSettings(client="silo", target="y")).notes
+    assert any("'Yes', 'yes'" in note or "'yes', 'Yes'" in note for note in notes if "capitals" in note)
+
+
+def test_what_was_told_of_the_data_stands_on_the_page(tmp_path: Path) -> None:
+    """A page that people circulate showed 100 % without the note that a patient's rows were on both sides."""
+    measured({"de": 1.0, "fr": 1.0, "us": 18.0}).to_csv(tmp_path / "t.csv", index=False)
+    config = {"data": {"name": str(tmp_path / "t.csv")}, "table": {"client": "silo", "target": "y"}, "rounds": 2}
+    results = fedkin.compare(config, methods=["separate", "fedavg"], out=tmp_path / "runs")
+    assert any("glucose" in note for note in results.runs[0].summary.notes)
+    assert "has a deviation of" in results.report().read_text()

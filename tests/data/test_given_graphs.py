@@ -292,7 +292,7 @@ def saved(array: Any) -> bytes:
         ("g.csv", b"a,b,c,d\nnorth,south,1,2\n", "more than three columns and so should be a matrix"),
         ("g.csv", b",north,south\nnorth,0,1\nsouth,1,0\n", "g.csv: The graph has no row for 2 clients: east, west"),
         ("g.csv", b",north,south\nnorth,0,x\nsouth,1,0\n", "line 2: the weight 'x'"),
-        ("g.csv", b"source,target\n\xff\xfe,south\n", "line 2 is not UTF-8"),
+        ("g.csv", b"source,target\n\xff\xfe,south\n", "line 2: .* in the graph is no client"),
         ("g.csv", b'source,target\n"north,south\n', "quotation mark is never closed"),
         ("g.npy", b"", "g.npy is not a whole .npy file"),
         ("g.npy", b"not numbers", "g.npy is not a whole .npy file"),

@@ -178,7 +178,7 @@ def test_a_declared_mark_is_missing_at_prediction_too():
 
 def test_a_missing_column_is_refused_with_the_nearest_name():
     found = prepared(rows(20))
-    with pytest.raises(PreprocessingError, match=r"no column 'chol'\. Did you mean 'Chol'\? The model was trained on"):
+    with pytest.raises(PreprocessingError, match=r"no column 'chol' \(is it 'Chol'\?\), which the model reads"):
         found.read(rows(3).rename(columns={"chol": "Chol"}))
 
 

@@ -570,7 +570,10 @@ def test_numbers_are_ascending_64_bit_integers(split) -> None:  # type: ignore[n
         (lambda r: dirichlet(LABELS, 4, r, alpha=float("inf")), "alpha is inf"),
         (lambda r: dirichlet(LABELS, 4, r, least=0), "`least` is 0"),
         (lambda r: dirichlet(LABELS, 41, r), "360 samples are too few for 41 clients, .* 9.* at most 40 clients"),
-        (lambda r: dirichlet(LABELS, 40, r), "A thousand draws .* larger alpha, fewer clients or a smaller `least`"),
+        (
+            lambda r: dirichlet(LABELS, 40, r),
+            "A thousand draws .* larger data.alpha, a smaller data.clients or a smaller data.least",
+        ),
         (lambda r: dirichlet(LABELS, 9, r, alpha=1e-9), "A thousand draws"),
         (lambda r: natural([], r), "`owners` is empty"),
         (lambda r: natural(["a", None], r), "in `owners` sample 1 has none"),

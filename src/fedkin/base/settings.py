@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -32,10 +32,35 @@ def validated(model: type[Kind], values: Mapping[str, Any], where: str) -> Kind:
     for key in values:
         if key not in model.model_fields:
             raise ConfigError(unknown_key(f"{prefix}{key}", [f"{prefix}{f}" for f in model.model_fields]))
+    _refuse_truths(model, values, prefix)
     try:
         return model.model_validate(values)
     except ValidationError as error:
         raise ConfigError(_sentence(error, prefix)) from None
+
+
+def _refuse_truths(model: type[BaseModel], values: Mapping[str, Any], prefix: str) -> None:
+    """Python counts true as 1, and pydantic goes by that; who says it where a number is meant means something else."""
+    for key, value in values.items():
+        kind = model.model_fields[key].annotation if key in model.model_fields else None
+        if isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, Mapping):
+            _refuse_truths(kind, value, f"{prefix}{key}.")
+            continue
+        kinds = set(_kinds(kind))
+        several = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(each, bool) for each in several) and kinds & {int, float} and bool not in kinds:
+            told = str(value).lower() if isinstance(value, bool) else repr(value)
+            what = "a whole number" if float not in kinds else "a number"
+            raise ConfigError(f"{prefix}{key} = {told} cannot be: it is {what}, not a yes or no.")
+
+
+def _kinds(annotation: Any) -> Iterable[Any]:
+    """The plain types of which an annotation is made."""
+    inner = get_args(annotation)
+    if not inner:
+        yield annotation
+    for each in inner:
+        yield from _kinds(each) if not isinstance(each, str | int | float) else ()
 
 
 def _sentence(error: ValidationError, prefix: str) -> str:

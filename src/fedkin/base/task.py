@@ -12,9 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .wording import nearest
+from .survival import c_index, cox
+from .wording import give_again, nearest
 
-Kind = Literal["classification", "regression"]
+Kind = Literal["classification", "regression", "survival"]
 SampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(outputs (b, ...), targets (b, ...)) -> (b,) losses."""
 
@@ -132,26 +133,47 @@ def _share_below(values: Tensor, reference: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Loss:
-    """A loss. Ours give a value a sample; a user's own may give one for the batch, and is then never padded."""
+    """A loss. Most of ours give a value a sample; a user's own may give one for the batch, and is then never padded."""
 
     name: str
-    function: Callable[[Tensor, Tensor], Tensor]
+    function: Callable[..., Tensor]
+    """Of outputs and targets; of samples' weights too, if it `weighs`."""
     per_sample: bool
     masks: bool = False
     """Whether targets may be missing, as NaN, and are then left out."""
+    weighs: bool = False
+    """Whether it gives one value for the batch, but leaves out samples of weight zero, and so may be padded."""
+
+    @property
+    def ours(self) -> bool:
+        return LOSSES.get(self.name) is self
+
+    @property
+    def may_be_padded(self) -> bool:
+        return self.per_sample or self.weighs
 
     def __call__(self, outputs: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
         """The batch's loss: the mean over samples with these weights (b,), or the plain mean."""
+        if self.weighs:
+            return self.function(outputs, targets, weight)
         values = self.function(outputs, targets)
         if values.ndim == 0:
             if weight is not None:
                 raise ValueError(
-                    f"Class weights need a loss that gives a value a sample; {self.name} gives one a batch."
+                    "Weights of classes or samples need a loss that gives a value a sample; "
+                    f"{self.name} gives one a batch."
                 )
             return values
         if weight is None:
             return values.mean()
         return (values * weight).sum() / weight.sum().clamp(min=torch.finfo(values.dtype).tiny)
+
+    def as_metric(self, device: torch.device) -> Metric:
+        """To be scored by; one of a user's own is asked where clients train, as it may hold tensors."""
+        if self.per_sample:
+            return Metric(self.name, self.function, False, True)
+        function = self.function
+        return Metric(self.name, lambda o, y: function(o.to(device), y.to(device)).detach().cpu(), False, False)
 
     def each(self, outputs: Tensor, targets: Tensor, weight: Tensor | None) -> Tensor:
         """(k,) the losses of k clients' batches: outputs and targets (k, b, ...), weights (k, b) or none."""
@@ -183,6 +205,11 @@ class Metric:
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return self.function(outputs, targets) * self.scale
 
+    def beside(self, other: Metric) -> Metric:
+        """Both at once, two values a sample."""
+        name = f"{self.name} and {other.name}"
+        return Metric(name, lambda o, y: torch.stack([self(o, y), other(o, y)], 1), self.higher_is_better, True)
+
     def in_units(self, target_scale: float) -> Metric:
         """The same of targets that were divided by `target_scale`, told in the target's own units."""
         return replace(self, scale=target_scale**self.degree)
@@ -192,6 +219,7 @@ LOSSES = {
     "cross_entropy": Loss("cross_entropy", cross_entropy, True),
     "mse": Loss("mse", squared_error, True),
     "masked_mse": Loss("masked_mse", masked_mean_squared_error, False, masks=True),
+    "cox": Loss("cox", cox, False, weighs=True),
 }
 METRICS = {
     "accuracy": Metric("accuracy", correct, True, True, "classification"),
@@ -204,6 +232,7 @@ METRICS = {
     "masked_rmse": Metric("masked_rmse", masked_root_mean_squared_error, False, False, "regression", 1, masks=True),
     "masked_mae": Metric("masked_mae", masked_absolute_error, False, False, "regression", 1, masks=True),
     "masked_mse": Metric("masked_mse", masked_squared_error, False, False, "regression", 2, masks=True),
+    "c_index": Metric("c_index", c_index, True, False, "survival"),
 }
 ROOTS: dict[str, SampleLoss] = {"rmse": squared_error, "masked_rmse": masked_squared_error}
 """The metrics that are the root of a mean, and what the mean is of."""
@@ -219,7 +248,7 @@ def _imported(reference: str, what: str) -> Callable[[Tensor, Tensor], Tensor]:
     try:
         found = operator.attrgetter(attribute)(importlib.import_module(module))
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"The {what} {reference!r} could not be imported: {error}.") from error
+        raise ValueError(f"The {what} {reference!r} could not be imported: {error}. {give_again(what)}") from error
     if not callable(found):
         raise ValueError(f"The {what} {reference!r} is not a function of outputs and targets.")
     return found  # type: ignore[no-any-return]
@@ -242,7 +271,7 @@ def metric_named(name: str | Callable[[Tensor, Tensor], Tensor], kind: Kind | No
     if not callable(name) and name in METRICS:
         if kind is not None and METRICS[name].kind != kind:
             raise ValueError(
-                f"The metric {name!r} is for {METRICS[name].kind}, but this task is a {kind}; for that there are "
+                f"The metric {name!r} is for {METRICS[name].kind}, but this task is {kind}; for that there are "
                 f"{', '.join(metrics_for(kind))}, or your own as 'package.module:function'."
             )
         return METRICS[name]
@@ -267,7 +296,8 @@ def reference_of(function: object) -> str:
 
 @dataclass(frozen=True)
 class Task:
-    """What every client learns: classification of `outputs` classes, or regression of `outputs` numbers."""
+    """What every client learns: classification of `outputs` classes, regression of `outputs` numbers, or survival, the
+    log risk of an event, from targets (time, event)."""
 
     kind: Kind
     inputs: tuple[int, ...]
@@ -279,6 +309,9 @@ class Task:
     target_scale: float = 1.0
     """Of a regression whose targets were scaled: y = target_mean + target_scale * output. Errors in the target's own
     units (rmse, mae, mse) are told, losses are of scaled targets."""
+    scaled_unasked: bool = False
+    """Whether targets were scaled because that suits our losses, and nobody asked for it: a loss of one's own gets them
+    as they were."""
     scaled_errors: bool = False
     """Whether errors, too, are told of scaled targets, as the papers about some data sets have them."""
 
@@ -286,6 +319,14 @@ class Task:
     def units(self) -> tuple[float, float]:
         """(mean, scale) of the units in which errors are told: (0, 1) where they are those of scaled targets."""
         return (0.0, 1.0) if self.scaled_errors else (self.target_mean, self.target_scale)
+
+    def strata(self, targets: Tensor) -> Tensor | None:
+        """(n,) what every part of a client's samples should have in the same shares: of survival, the event."""
+        return targets[:, 1] if self.kind == "survival" else None
+
+    def telling(self, targets: Tensor) -> int:
+        """How many of the samples say something of a model: of survival those with the event, else all."""
+        return int(targets[:, 1].sum()) if self.kind == "survival" else len(targets)
 
     @staticmethod
     def classification(inputs: tuple[int, ...], classes: int, names: tuple[str, ...] = ()) -> Task:
@@ -295,6 +336,10 @@ class Task:
     @staticmethod
     def regression(inputs: tuple[int, ...], outputs: int) -> Task:
         return Task("regression", inputs, outputs, LOSSES["mse"], METRICS["mse"])
+
+    @staticmethod
+    def survival(inputs: tuple[int, ...]) -> Task:
+        return Task("survival", inputs, 1, LOSSES["cox"], METRICS["c_index"])
 
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:

@@ -19,6 +19,14 @@ def did_you_mean(word: str, known: Iterable[str], least: float = 0.4) -> str:
     return f"Did you mean {near!r}? " if near else ""
 
 
+def give_again(argument: str) -> str:
+    """What to do about a name that cannot be imported: what was given in Python may have none that can."""
+    return (
+        f"If it was given as a Python object, give it again, as in fedkin.resume(path, {argument}=…), or define it in "
+        "a module."
+    )
+
+
 def first_line(error: object, most: int = 160) -> str:
     """What an error says first, in at most so many characters and without a full stop; its kind if it says nothing."""
     line = (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".") or str(error).strip()

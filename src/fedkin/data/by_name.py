@@ -30,6 +30,14 @@ from .table import SUFFIXES
 SPLITS = ("iid", "pathological", "practical", "dirichlet", "natural", "relabelled", "mixed", "random", "chronological")
 POOLED = SPLITS[:7]
 """Splits of a pool of samples; the others are of series in time."""
+USED_BY = {
+    "alpha": ("dirichlet",),
+    "classes_per_client": ("pathological",),
+    "dominating": ("practical", "relabelled", "mixed"),
+    "shift": ("relabelled", "mixed"),
+    **dict.fromkeys(("agreeing", "relabelled", "lone"), ("mixed",)),
+}
+"""The splits that a setting is for."""
 
 
 class UnknownData(FedkinError):
@@ -121,6 +129,7 @@ def load(
     clients: int | None = None,
     seed: int = 0,
     alpha: float = 0.3,
+    least: int = 8,
     classes_per_client: int = 2,
     dominating: float = 0.8,
     classes: str = "default",
@@ -141,7 +150,8 @@ def load(
     (the data's own owners); relabelled (practical, and group g's label is (y + shift g) mod classes: concept shift);
     mixed (clients that agree, that are relabelled in two groups, and loners with labels of their own, in these parts).
     By default natural for tables, else practical. `classes`: "uniform" deals, inside both parts of a practical client,
-    as many samples of every class, also of data whose classes are of different size. `table`: how a table is read and
+    as many samples of every class, also of data whose classes are of different size, "drawn" as many as are drawn.
+    `least`: training samples that a dirichlet split gives every client. `table`: how a table is read and
     prepared. Data sets that bring their clients (fl60, tpt48, metr_la) have splits of their own, random and
     chronological; `settings` are theirs.
     """
@@ -150,24 +160,27 @@ def load(
     if split not in SPLITS:
         hint = did_you_mean(split, SPLITS)
         raise UnknownData(f"There is no split {split!r}. {hint}Known are {', '.join(SPLITS)}.")
+    given = {"alpha": alpha, "classes_per_client": classes_per_client, "dominating": dominating, "shift": shift}
+    told = _without_effect(split, {**given, "agreeing": agreeing, "relabelled": relabelled, "lone": lone})
     if is_table(name):
         _refuse_dealing(name, split, clients)
         parts: dict[str, Any] = {"seed": seed, "test_fraction": test_fraction, "validation": validation}
         if is_path(name):
-            return from_tables.load(name, table or TableSettings(), digest=digest, **parts)
+            return _telling(from_tables.load(name, table or TableSettings(), digest=digest, **parts), told)
         chosen = table or TableSettings(**defaults(name)["table"])
-        return from_tables.from_table(_module(name).table(verify), chosen, name=name, **parts)
+        return _telling(from_tables.from_table(_module(name).table(verify), chosen, name=name, **parts), told)
     if hasattr(_module(name), "federate"):
-        return _federated(name, split, dict(settings or {}), seed=seed, clients=clients, verify=verify)
+        found = _federated(name, split, dict(settings or {}), seed=seed, clients=clients, verify=verify)
+        return _telling(found, told)
     if split not in POOLED:
         raise UnknownData(f"The split {split!r} is for series in time, and {short(name)} is none.")
     asked = {**(settings or {}), "seed": seed, "clients": clients, "test_fraction": test_fraction, "verify": verify}
     data = own.make(name, asked) if ":" in name else source(name, verify)
     if isinstance(data, Federation):
         _refuse_dealing(name, split, None)
-        return data
-    if classes == "uniform":
-        data = _uniform(data, split)
+        return _telling(data, told)
+    if classes != "default":
+        data = _dealt(data, split, classes)
     rng = streams.numpy_generator(seed, name, split)
     count = data.clients if clients is None else clients
     if split in ("practical", "relabelled"):
@@ -189,7 +202,7 @@ def load(
         )
     elif split == "dirichlet":
         shares = splitting.dirichlet(
-            labels, count, rng, alpha=alpha, test_fraction=test_fraction, test_labels=test_labels
+            labels, count, rng, alpha=alpha, test_fraction=test_fraction, test_labels=test_labels, least=least
         )
     elif split == "natural":
         if data.owners is None:
@@ -231,7 +244,21 @@ def load(
     # Relabelled, a number means another class in every group.
     named_classes = data.class_names if words is None else ()
     task = Task.classification(tuple(members[0].train[0].shape[1:]), data.classes, named_classes)
-    return Federation(name, tuple(members), task, split=split, notes=data.notes)
+    return Federation(name, tuple(members), task, split=split, notes=(*data.notes, *told))
+
+
+def _without_effect(split: str, given: Mapping[str, float]) -> list[str]:
+    """A sentence on each setting of another split that was changed here."""
+    usual = inspect.signature(load).parameters
+    return [
+        f"data.{name} = {value} has no effect with the split {split!r}: it is for {' and '.join(USED_BY[name])}."
+        for name, value in given.items()
+        if value != usual[name].default and split not in USED_BY[name]
+    ]
+
+
+def _telling(federation: Federation, notes: Sequence[str]) -> Federation:
+    return replace(federation, notes=(*federation.notes, *notes)) if notes else federation
 
 
 def _federated(name: str, split: str, settings: dict[str, Any], **asked: Any) -> Federation:
@@ -272,11 +299,11 @@ def _groups(data: Source, clients: int) -> list[splitting.Group]:
     return [replace(g, clients=g.clients * clients // sum(sizes)) for g in data.groups]
 
 
-def _uniform(data: Source, split: str) -> Source:
-    """The data set with its classes dealt alike."""
+def _dealt(data: Source, split: str, classes: str) -> Source:
+    """The data set with its classes dealt alike, or as they are drawn."""
     if split not in ("practical", "relabelled"):
-        raise UnknownData(f"data.classes = 'uniform' is for the practical and relabelled splits, not for {split!r}.")
-    return replace(data, balanced=True)
+        raise UnknownData(f"data.classes = {classes!r} is for the practical and relabelled splits, not for {split!r}.")
+    return replace(data, balanced=classes == "uniform")
 
 
 def _not_uniform(name: str, error: splitting.SplitError) -> splitting.SplitError:

@@ -25,7 +25,8 @@ def corrupt(
 
     kind: `dirty`, another class drawn uniformly; `random`, any class drawn uniformly (so a label may stay what it is);
     `flip`, class y becomes C - 1 - y. Targets of a regression are exchanged among those hit (dirty), drawn from the
-    client's own (random), or mirrored at their mean (flip). `silent` tells no lies: those hit never train, whatever
+    client's own (random), or mirrored at their mean (flip); those of survival too, where mirrored times are those of
+    who lived longest for those of who lived shortest. `silent` tells no lies: those hit never train, whatever
     `labels` is above 0. floor(clients * m) clients are hit, spread evenly over the known groups.
     """
     hit = set(chosen(federation, clients, seed))
@@ -59,7 +60,7 @@ def _corrupted(client: Client, federation: Federation, share: float, kind: Kind,
     order = torch.randperm(len(y), generator=streams.generator(seed, client.name, 0, "corrupted labels"))
     at = order[: int(share * len(y) + 0.5)]
     source = streams.generator(seed, client.name, 0, f"corrupted labels/{kind}")
-    wrong = _classes if federation.task.kind == "classification" else _numbers
+    wrong = {"classification": _classes, "regression": _numbers, "survival": _lives}[federation.task.kind]
     lies = y.clone()
     lies[at] = wrong(y, order, federation.task.outputs, kind, source)[: len(at)]
     cut = torch.split(lies, [len(y) for _, y in parts])
@@ -82,3 +83,10 @@ def _numbers(y: Tensor, order: Tensor, outputs: int, kind: Kind, source: torch.G
     if kind == "random":
         return y[torch.randint(len(y), (len(y),), generator=source)]
     return y[order.roll(1)]  # each gets the target of the one before it in the lot
+
+
+def _lives(y: Tensor, order: Tensor, outputs: int, kind: Kind, source: torch.Generator) -> Tensor:
+    """Times mirrored stay above 0, and an event stays one."""
+    if kind == "flip":
+        return torch.stack([y[:, 0].amin() + y[:, 0].amax() - y[order, 0], y[order, 1]], 1)
+    return _numbers(y, order, outputs, kind, source)

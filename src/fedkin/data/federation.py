@@ -15,7 +15,8 @@ from ..base.settings import validated
 from ..base.task import Task
 from ..errors import FedkinError
 from . import graphs
-from .preprocessing import Preprocessing, TableSettings
+from .parts import stratified_part, too_small
+from .preprocessing import Preprocessing, TablePreprocessing, TableSettings
 
 Pair = tuple[Tensor, Tensor]
 
@@ -54,6 +55,11 @@ class Client:
     test_rows: Tensor | None = None
     """(n_test,) the numbers of its test samples among all of its own, the same whatever the seed: who was tested. None
     where that has no meaning, as samples are dealt to clients by the seed."""
+    subjects: Tensor | None = None
+    """(n,) the number of the subject, such as the patient, that each training sample is of: a validation part cut from
+    them keeps a subject's together, and has its share of every class. None: it is cut by lot alone."""
+    weight: Tensor | None = None
+    """(n,) how much each training sample counts in the training loss; None: all alike."""
     seasons: Seasons | None = None
     """Of windows cut from a series that has a cycle, such as the year: what climatology is about."""
 
@@ -79,6 +85,15 @@ class Federation:
     split: str = "natural"
     notes: tuple[str, ...] = ()
     """What is not wrong but may surprise, in sentences; told before a run."""
+
+    @property
+    def suited(self) -> dict[str, Any]:
+        """Settings that suit it unless told otherwise: those of a table, where it comes from one, and of survival."""
+        from . import events, from_tables
+
+        tabular = any(isinstance(client.preprocessing, TablePreprocessing) for client in self.clients)
+        found = {key: value for key, value in from_tables.DEFAULTS.items() if key != "data"} if tabular else {}
+        return found | (events.DEFAULTS if self.task.kind == "survival" else {})
 
     def __post_init__(self) -> None:
         if not self.clients:
@@ -118,8 +133,8 @@ class Federation:
 
     @staticmethod
     def from_arrays(
-        clients: Mapping[str, Sequence[object]],
-        task: Task | Literal["classification", "regression"] | None = None,
+        clients: Mapping[str, Sequence[object] | Mapping[str, object]],
+        task: Task | Literal["classification", "regression", "survival"] | None = None,
         *,
         test_fraction: float = 0.25,
         groups: Mapping[str, int] | None = None,
@@ -129,9 +144,12 @@ class Federation:
     ) -> Federation:
         """A federation from arrays: {name: (x, y)} or {name: (x_train, y_train, x_test, y_test)}.
 
+        Or by name: {name: {"x": x, "y": y, "x_test": …, "y_test": …, "x_validation": …, "y_validation": …}}, and with
+        these, of each training sample, `group`, the subject whose samples stay together, and `weight` in the loss.
         With (x, y) a share of each client's samples, `test_fraction`, is set aside for testing. Without a task, whole
-        numbers as targets mean classification, anything else regression; say task="regression" for counts. Inputs
-        become floating-point numbers; where they have to stay whole (numbers of words), build `Client`s. `graph`: see
+        numbers as targets mean classification, anything else regression; say task="regression" for counts. With
+        task="survival" y is (n, 2), time and event (1: seen, 0: censored), or a tuple of the two. Inputs become
+        floating-point numbers; where they have to stay whole (numbers of words), build `Client`s. `graph`: see
         `with_graph`; a matrix without names is in the order of `clients`.
         """
         from . import from_arrays
@@ -142,7 +160,7 @@ class Federation:
     @staticmethod
     def from_datasets(
         clients: Mapping[str, object],
-        task: Task | Literal["classification", "regression"] | None = None,
+        task: Task | Literal["classification", "regression", "survival"] | None = None,
         **more: Any,
     ) -> Federation:
         """A federation from torch datasets: {name: dataset} or {name: (training set, test set)}; see `from_arrays`.
@@ -157,11 +175,11 @@ class Federation:
     def from_table(
         table: Any,
         client: str,
-        target: str,
+        target: str | None = None,
         *,
         test: Any = None,
         test_fraction: float = 0.25,
-        validation: float = 0.1,
+        validation: Any = 0.1,
         seed: int = 0,
         name: str | None = None,
         graph: Any = None,
@@ -170,9 +188,10 @@ class Federation:
         """A federation from a table: a pandas or polars frame, or the path of a CSV, TSV or Parquet file.
 
         A client for each value of the column `client`. Test rows are those of the table `test`, or a share of each
-        client's. Further settings are those of `fedkin settings` under `table`: `categorical=["sex"]`,
-        `missing=["?"]`, `statistics="own"`. `graph`: see `with_graph`; a matrix without names is in the order of the
-        clients' names.
+        client's; `validation` is a table or a share, likewise. Further settings are those of `fedkin settings` under
+        `table`: `group="patient"`, `categorical=["sex"]`, `missing=["?"]`, `statistics="own"`; with `time="days",
+        event="died"` in place of a target it is survival. `graph`: see `with_graph`; a matrix without names is in the
+        order of the clients' names.
         """
         from . import from_tables
 
@@ -238,10 +257,24 @@ class Federation:
                 clients.append(client)
                 continue
             x, y = client.train
-            rest, held = validation_part(len(y), share, seed, client.name)
+            strata = self.task.strata(y)
+            if client.subjects is None and strata is None:
+                rest, held = validation_part(len(y), share, seed, client.name)
+            else:
+                labels = y if self.task.kind == "classification" else strata
+                rest, held = stratified_part(labels, client.subjects, share, seed, client.name, "validation part")
             seasons = client.seasons and replace(client.seasons, train=client.seasons.train[rest])
-            clients.append(replace(client, train=(x[rest], y[rest]), validation=(x[held], y[held]), seasons=seasons))
-        return replace(self, clients=tuple(clients))
+            subjects, weight = (None if own is None else own[rest] for own in (client.subjects, client.weight))
+            kept = replace(client, train=(x[rest], y[rest]), validation=(x[held], y[held]))
+            clients.append(replace(kept, seasons=seasons, subjects=subjects, weight=weight))
+        return replace(self, clients=tuple(clients), notes=(*self.notes, *self._too_small(clients)))
+
+    def _too_small(self, clients: Sequence[Client]) -> list[str]:
+        """Notes on what was cut for validation from data of one's own."""
+        own = {c.name: c for c in clients if c.subjects is not None and c.validation is not None}
+        held = {name: c.validation[1].numpy() for name, c in own.items() if c.validation is not None}
+        known = {name: c.train[1].numpy() for name, c in own.items()}
+        return too_small(held, known if self.task.kind == "classification" else None)
 
     def without(self, names: Sequence[str]) -> tuple[Federation, Federation]:
         """Two federations: the clients not named (with the induced graph), and all, the named ones appended last."""
@@ -289,6 +322,13 @@ def _check(client: Client, task: Task) -> None:
         raise FederationError(
             f"Client {client.name!r}: test_rows should be {tests} different whole numbers, one for each test sample."
         )
+    for name, own in (("subjects", client.subjects), ("weight", client.weight)):
+        if own is not None and own.shape != (client.samples,):
+            raise FederationError(
+                f"Client {client.name!r}: {name} should have one number for each of {client.samples} training samples."
+            )
+    if client.weight is not None and not bool((client.weight.isfinite() & (client.weight > 0)).all()):
+        raise FederationError(f"Client {client.name!r}: the weights of samples have to be finite numbers above 0.")
     for part, pair in (("training", client.train), ("test", client.test), ("validation", client.validation)):
         if pair is None:
             continue
@@ -310,6 +350,19 @@ def _check(client: Client, task: Task) -> None:
                     f"{where}: labels run from {int(y.min())} to {int(y.max())}, "
                     f"the task has classes 0 to {task.outputs - 1}."
                 )
+        elif task.kind == "survival":
+            _check_survival(y, where)
         elif not y.is_floating_point() or y.isinf().any() or (y.isnan().any() and not task.loss.masks):
             gaps = " (or NaN where missing, with the loss masked_mse)" if y.is_floating_point() else ""
             raise FederationError(f"{where}: targets of a regression must be finite floating-point numbers{gaps}.")
+
+
+def _check_survival(y: Tensor, where: str) -> None:
+    if not y.is_floating_point() or y.ndim != 2 or y.shape[1] != 2:
+        raise FederationError(
+            f"{where}: targets of survival are two numbers a sample, time and event; these have shape {tuple(y.shape)}."
+        )
+    if not torch.isfinite(y).all() or (y[:, 0] <= 0).any():
+        raise FederationError(f"{where}: times until an event must be numbers above 0.")
+    if ((y[:, 1] != 0) & (y[:, 1] != 1)).any():
+        raise FederationError(f"{where}: an event is 1 where it was seen, and 0 where the watching ended before it.")

@@ -12,12 +12,16 @@ from torch import Tensor
 from torch.utils.data import TensorDataset
 
 from ..base.task import Task
-from .federation import Client, Federation, FederationError, test_part
+from ..base.wording import did_you_mean
+from .federation import Client, Federation, FederationError
+from .parts import stratified_part
+
+NAMES = ("x", "y", "x_test", "y_test", "x_validation", "y_validation")
 
 
 def from_arrays(
-    clients: Mapping[str, Sequence[object]],
-    task: Task | Literal["classification", "regression"] | None,
+    clients: Mapping[str, Sequence[object] | Mapping[str, object]],
+    task: Task | Literal["classification", "regression", "survival"] | None,
     test_fraction: float,
     groups: Mapping[str, int] | None,
     name: str,
@@ -29,31 +33,100 @@ def from_arrays(
     strangers = sorted(set(groups or {}) - set(clients))
     if strangers:
         raise FederationError(f"`groups` names {', '.join(strangers)}, of whom there are no arrays.")
-    built = []
-    for client, arrays in clients.items():
-        parts = [_tensor(a, client) for a in arrays]
-        if len(parts) not in (2, 4):
-            raise FederationError(f"Client {client!r} has {len(parts)} arrays; give (x, y) or four, with test data.")
-        for a, b in zip(parts[::2], parts[1::2], strict=True):
-            if len(a) != len(b):
-                raise FederationError(f"Client {client!r} has {len(a)} samples but {len(b)} targets.")
-        if len(parts) == 2:
-            x, y = parts
-            if len(y) == 1:
-                raise FederationError(
-                    f"Client {client!r} has one sample; with (x, y) it needs two at least, one of them to test on."
-                )
-            rest, held = test_part(len(y), test_fraction, seed, client)
-            parts = [x[rest], y[rest], x[held], y[held]]
-        else:
-            held = torch.arange(len(parts[3]))
-        x, x_test = (p if p.is_floating_point() else p.float() for p in parts[::2])
-        y, y_test = (_target(p, task) for p in parts[1::2])
-        group = (groups or {}).get(client)
-        built.append(Client(client, (x, y), (x_test, y_test), group=group, test_rows=held))
+    kind = task.kind if isinstance(task, Task) else task
+    built = [_client(client, given, kind, test_fraction, groups or {}, seed) for client, given in clients.items()]
     if not built:
         raise FederationError("A federation needs at least one client; none was given.")
-    return Federation(name, tuple(built), task if isinstance(task, Task) else _guessed(built))
+    return Federation(name, tuple(built), task if isinstance(task, Task) else _guessed(built, kind))
+
+
+def _client(
+    client: str,
+    given: Sequence[object] | Mapping[str, object],
+    kind: str | None,
+    test_fraction: float,
+    groups: Mapping[str, int],
+    seed: int,
+) -> Client:
+    arrays = _named(client, given)
+    if "group" in arrays:
+        arrays["group"] = _numbered(arrays["group"], client)
+    if kind == "survival":
+        arrays |= {name: _side_by_side(arrays[name]) for name in NAMES[1::2] if name in arrays}
+    parts = {name: _tensor(array, client) for name, array in arrays.items()}
+    for inputs, targets in zip(NAMES[::2], NAMES[1::2], strict=True):
+        if inputs in parts and len(parts[inputs]) != len(parts[targets]):
+            raise FederationError(
+                f"Client {client!r} has {len(parts[inputs])} samples but {len(parts[targets])} targets."
+            )
+    for name in ("group", "weight"):
+        if name in parts and parts[name].shape != (len(parts["y"]),):
+            raise FederationError(
+                f"Client {client!r}: {name!r} should have one entry for each of {len(parts['y'])} samples."
+            )
+    y = _target(parts["y"], kind)
+    subjects = parts.get("group", torch.arange(len(y)))
+    rest = torch.arange(len(y))
+    if "x_test" in parts:
+        held = torch.arange(len(parts["y_test"]))
+        test = parts["x_test"], _target(parts["y_test"], kind)
+    else:
+        if len(set(subjects.tolist())) == 1:
+            what = "one sample" if len(y) == 1 else "samples of one subject only"
+            raise FederationError(
+                f"Client {client!r} has {what}; without test data it needs two at least, one of them to test on."
+            )
+        labels = None if y.is_floating_point() or y.ndim > 1 else y
+        if kind == "survival" and y.ndim == 2 and y.shape[1] == 2:
+            labels = y[:, 1]
+        rest, held = stratified_part(labels, subjects, test_fraction, seed, client)
+        test = parts["x"][held], y[held]
+    pairs = [(parts["x"][rest], y[rest]), test]
+    if "x_validation" in parts:
+        pairs.append((parts["x_validation"], _target(parts["y_validation"], kind)))
+    train, test, *validation = [(x if x.is_floating_point() else x.float(), target) for x, target in pairs]
+    return Client(
+        client,
+        train,
+        test,
+        validation[0] if validation else None,
+        group=groups.get(client),
+        test_rows=held,
+        subjects=subjects[rest],
+        weight=parts["weight"][rest].float() if "weight" in parts else None,
+    )
+
+
+def _named(client: str, given: Sequence[object] | Mapping[str, object]) -> dict[str, object]:
+    """A client's arrays by name, from a mapping or in the order of `NAMES`."""
+    if not isinstance(given, Mapping):
+        if len(given) not in (2, 4, 6):
+            raise FederationError(
+                f"Client {client!r} has {len(given)} arrays; give (x, y) or four, with test data, or six, with test "
+                "and then validation data; or a dict of arrays by name."
+            )
+        return dict(zip(NAMES, given, strict=False))
+    for name in given:
+        if name not in (*NAMES, "group", "weight"):
+            hint = did_you_mean(str(name), (*NAMES, "group", "weight"), 0.6)
+            raise FederationError(
+                f"Client {client!r} has an array {name!r}. {hint}Known are {', '.join(NAMES)}, group and weight."
+            )
+    for x, y in zip(NAMES[::2], NAMES[1::2], strict=True):
+        lacking = [name for name in (x, y) if name not in given]
+        if len(lacking) == 1 or (lacking and x == "x"):
+            raise FederationError(f"Client {client!r} has no array {lacking[0]!r}.")
+    return dict(given)
+
+
+def _numbered(groups: object, client: str) -> Tensor:
+    """Subjects, whatever they are called, as numbers."""
+    named = np.asarray(groups.detach().cpu() if isinstance(groups, Tensor) else groups)
+    if named.dtype.kind == "O" and all(isinstance(name, str) for name in named.flat):
+        named = named.astype(np.str_)
+    if named.ndim != 1 or named.dtype.kind not in "biufUS" or (named.dtype.kind == "f" and np.isnan(named).any()):
+        raise FederationError(f"Client {client!r}: 'group' should name the subject of each sample, by text or number.")
+    return torch.from_numpy(np.unique(named, return_inverse=True)[1])
 
 
 def of_datasets(clients: Mapping[str, object]) -> dict[str, list[Tensor]]:
@@ -103,7 +176,10 @@ def _number(value: object, where: str) -> Tensor:
 
 def _tensor(array: object, client: str) -> Tensor:
     try:
-        tensor = torch.as_tensor(array.detach().cpu() if isinstance(array, Tensor) else np.asarray(array))
+        # A frame's array may be read-only, which torch warns of.
+        tensor = torch.as_tensor(
+            array.detach().cpu() if isinstance(array, Tensor) else np.require(array, requirements="W")
+        )
     except (TypeError, ValueError):
         tensor = torch.empty(())
     if tensor.ndim == 0:
@@ -113,16 +189,26 @@ def _tensor(array: object, client: str) -> Tensor:
     return tensor
 
 
-def _target(y: Tensor, task: Task | str | None) -> Tensor:
+def _side_by_side(lived: Any) -> Any:
+    """(n, 2) of a tuple of times and events."""
+    if isinstance(lived, tuple) and len(lived) == 2 and all(np.ndim(part) == 1 for part in lived):
+        times, events = (np.asarray(part, dtype=np.float64) for part in lived)
+        return np.stack([times, events], axis=1) if len(times) == len(events) else lived
+    return lived
+
+
+def _target(y: Tensor, kind: str | None) -> Tensor:
     """Targets as floating-point numbers or as int64 classes, whichever they are or the task wants."""
-    if task == "regression" or (isinstance(task, Task) and task.kind == "regression"):
+    if kind in ("regression", "survival"):
         return y if y.is_floating_point() else y.float()
-    whole = not y.is_floating_point() or (task == "classification" and bool((y == y.round()).all()))
+    whole = not y.is_floating_point() or (kind == "classification" and bool((y == y.round()).all()))
     return y.long() if whole else y
 
 
-def _guessed(clients: Sequence[Client]) -> Task:
+def _guessed(clients: Sequence[Client], kind: str | None) -> Task:
     inputs = tuple(clients[0].train[0].shape[1:])
+    if kind == "survival":
+        return Task.survival(inputs)
     if clients[0].train[1].is_floating_point():
         shape = clients[0].train[1].shape[1:]
         return Task.regression(inputs, int(np.prod(shape)) if shape else 1)

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,34 @@ from torch import Tensor
 
 from ..base import files
 from ..base.task import METRICS, Task
-from . import cells
-from .columns import FEW, MOST, Rows, at_most, look_alikes, marks, notes, refuse_gaps, refuse_unknown, understand
-from .federation import Client, Federation, FederationError, Pair, test_part, validation_part
+from . import cells, events, subjects
+from .columns import (
+    FEW,
+    Rows,
+    at_most,
+    look_alikes,
+    marks,
+    notes,
+    of_reading,
+    refuse_gaps,
+    refuse_unknown,
+    understand,
+)
+from .dealt import Dealt
+from .federation import Client, Federation, Pair
 from .folders import arrays, entries
+from .parts import NAMES
 from .preprocessing import Column, Number, Statistics, TablePreprocessing, TableSettings, fitted
+from .ranges import with_ranges
 from .table import SUFFIXES, Numbers, Table, TableError, joined, read
 
+# Of a table nothing is known but that it is small: a rate at which training comes to its end, a little weight decay
+# (scikit-learn's logistic regression has as much, C = 1, with a hundred rows), and validation data say when it is done.
 DEFAULTS: dict[str, Any] = {
     "data": {"split": "natural"},
-    "rounds": 30,
+    "rounds": "auto",
     "model": {"name": "mlp", "settings": {"hidden": [32]}},
-    "local": {"epochs": 2, "batch_size": 16, "optimiser": "adam", "lr": 1e-3},
+    "local": {"epochs": 2, "batch_size": 16, "optimiser": "adam", "lr": 1e-2, "weight_decay": 1e-2},
 }
 MOST_CLASSES = 1000
 
@@ -90,12 +107,16 @@ def from_table(
     *,
     test: Any = None,
     test_fraction: float = 0.25,
-    validation: float = 0.1,
+    validation: Any = 0.1,
     seed: int = 0,
     name: str | None = None,
 ) -> Federation:
-    """A client for each value of the column `settings.client`; test rows from a second table, or by lot."""
-    parts = [read(table)] if test is None else [read(table), read(test, "the test table")]
+    """A client for each value of the column `settings.client`; rows for testing and validation from further tables, as
+    the column `settings.fold` says, or by lot; then `validation` is a share."""
+    share, held = (validation, None) if isinstance(validation, Real) else (0.0, validation)
+    given = {"test": test, "validation": held}
+    tables = {"": read(table), **{p: read(rows, f"the {p} table") for p, rows in given.items() if rows is not None}}
+    parts = list(tables.values())
     columns = dict.fromkeys(column for part in parts for column in part.columns)
     if settings.client is None:
         raise TableError(
@@ -106,9 +127,10 @@ def from_table(
     whole = joined(parts[0].name, parts, settings.ignore)
     owners = cells.categories(whole, settings.client, marks(settings, settings.client))
     refuse_gaps(whole, settings.client, owners, "client")
-    given = np.arange(len(whole)) >= len(parts[0])
+    part = np.repeat(list(tables), [len(each) for each in parts])
     stem = Path(table).stem if isinstance(table, str | Path) else parts[0].name.removeprefix("the ")
-    return _Silos(whole, np.array(owners), given, settings).federation(name or stem, test_fraction, validation, seed)
+    silos = _Silos(whole, Dealt(whole, np.array(owners, dtype=np.str_), _folds(whole, part, settings)), settings)
+    return silos.federation(name or stem, test_fraction, float(share), seed)
 
 
 def from_folder(
@@ -131,17 +153,46 @@ def from_folder(
         given_arrays = {client: arrays(entry) for client, entry in found.items()}
         task = None if settings.task == "auto" else settings.task
         named = name or path.absolute().name
+        roles = sorted({*settings.roles} - {"client", "target"})
+        if roles:
+            raise TableError(
+                f"table.{roles[0]} names a column of a table, and {path} holds arrays: put it beside x and y as an "
+                "array of its own (group, weight), or give the parts as x_test, y_test, x_validation and y_validation."
+            )
         return Federation.from_arrays(given_arrays, task, test_fraction=test_fraction, seed=seed, name=named)
-    parts, owners, given = [], list[str](), list[bool]()
+    tables, owners, parts = [], list[str](), list[str]()
     for client, entry in found.items():
-        for at, file in enumerate(entry.tables):
-            part = read(file)
-            parts.append(part if file.stem == client else _within(part, client))
-            owners += [client] * len(part)
-            given += [at == 1] * len(part)
-    refuse_unknown(path.name, dict.fromkeys(column for part in parts for column in part.columns), settings)
-    silos = _Silos(joined(path.name, parts, settings.ignore), np.array(owners), np.array(given), settings)
+        for part, file in entry.tables.items():
+            table = read(file)
+            tables.append(table if file.stem == client else _within(table, client))
+            owners += [client] * len(table)
+            parts += ["" if part == "train" else part] * len(table)
+    refuse_unknown(path.name, dict.fromkeys(column for table in tables for column in table.columns), settings)
+    whole = joined(path.name, tables, settings.ignore)
+    silos = _Silos(whole, Dealt(whole, np.array(owners), _folds(whole, np.array(parts), settings)), settings)
     return silos.federation(name or path.absolute().name, test_fraction, validation, seed)
+
+
+def _folds(table: Table, part: NDArray[np.str_], settings: TableSettings) -> NDArray[np.str_]:
+    """(n,) what each row is for, as files or the column `settings.fold` say: "test", "validation", or "" for training
+    and for what is drawn by lot."""
+    if settings.fold is None:
+        return part
+    if (part != "").any():
+        raise TableError(
+            f"Either files or tables of their own say which rows are for testing and validation, or table.fold = "
+            f"{settings.fold!r} does: leave one of them out."
+        )
+    said = cells.categories(table, settings.fold, marks(settings, settings.fold))
+    refuse_gaps(table, settings.fold, said, "fold")
+    meant = {word: NAMES.get(str(word).lower()) for word in set(said)}
+    for row, word in enumerate(said) if None in meant.values() else ():
+        if meant[word] is None:
+            raise TableError(
+                f"{table.where(row)}: the fold, column {settings.fold!r}, is {word!r}. It has to be train, validation "
+                "(or val, valid, dev) or test."
+            )
+    return np.array([{"train": ""}.get(str(meant[word]), str(meant[word])) for word in said], dtype=np.str_)
 
 
 def _within(table: Table, folder: str) -> Table:
@@ -196,29 +247,23 @@ def _written(cell: Any) -> Any:
 # ---- from rows to clients ----
 
 
-@dataclass(frozen=True)
-class _Parts:
-    """The numbers of a client's rows: for training, for validation and for testing."""
-
-    train: Rows
-    validation: Rows
-    test: Rows
-
-
 @dataclass(frozen=True, eq=False)
 class _Silos:
-    """A table and whose its rows are. owners: (n,) names of clients; given: (n,) whether a row is given for testing."""
+    """A table, whose its rows are and what for, and how it is to be prepared."""
 
     table: Table
-    owners: NDArray[np.str_]
-    given: NDArray[np.bool_]
+    rows: Dealt
     settings: TableSettings
 
     def federation(self, name: str, test_fraction: float, validation: float, seed: int) -> Federation:
-        parts = self._parts(test_fraction, validation, seed)
+        lived = events.targets(self.table, self.settings) if self.settings.survival else None
+        found = subjects.of(self.table, self.settings)
+        strata = _strata(self.table, self.settings) if lived is None else lived[:, 1].long().numpy()
+        parts = self.rows.parts(test_fraction, validation, seed, strata, found)
         train = {client: part.train for client, part in parts.items()}
         everyone = np.concatenate(list(train.values()))
-        y, task = _learned(self.table, self.settings, everyone)
+        y, task = _learned(self.table, self.settings, everyone) if lived is None else (lived, Task.survival(()))
+        weight = _weights(self.table, self.settings)
         columns = understand(self.table, self.settings, everyone)
         unfitted = TablePreprocessing(tuple(columns))
         raw = unfitted.read(self.table)
@@ -234,46 +279,33 @@ class _Silos:
                 pair(c, p.train),
                 pair(c, p.test),
                 pair(c, p.validation),
-                preprocessing=fits[c],
-                test_rows=torch.from_numpy(np.searchsorted(np.flatnonzero(self.owners == c), p.test)),
+                preprocessing=with_ranges(fits[c], raw.numpy()[p.train]),
+                test_rows=torch.from_numpy(np.searchsorted(self.rows.own[c], p.test)),
+                weight=None if weight is None else weight[torch.from_numpy(p.train)],
             )
             for c, p in parts.items()
         ]
-        told = at_most(list(look_alikes(Counter(self.owners.tolist())).values()))
+        told = at_most(list(look_alikes(Counter(self.rows.sizes)).values()))
+        told += of_reading(self.table, columns)
+        told += subjects.notes(self.table, self.settings, found, self.rows.codes, columns)
         told += [*notes(columns, raw.numpy(), train), *unfitted.notes(self.table)]
+        known = strata is not None and lived is None
+        labels = (np.array(task.class_names)[strata] if task.class_names else strata) if known else None
+        told += self.rows.notes(parts, test_fraction, validation, labels)
+        told += _alike(task.class_names)
         task = replace(task, inputs=(len(unfitted.inputs),))
         return Federation(name, tuple(members), task, notes=tuple(told))
 
-    def _parts(self, test_fraction: float, validation: float, seed: int) -> dict[str, _Parts]:
-        """Each client's rows, test rows as given or by lot; clients in the order of their names."""
-        if not 0 < test_fraction < 1:
-            raise FederationError(f"test_fraction is {test_fraction}, but has to lie between 0 and 1, both excluded.")
-        if not 0 <= validation < 1:
-            raise FederationError(f"validation is {validation}, but has to be at least 0 and below 1.")
-        parts, lacking = {}, dict[str, str]()
-        for client in sorted(set(self.owners.tolist())):
-            own, test = (np.flatnonzero((self.owners == client) & part) for part in (~self.given, self.given))
-            if self.given.any() and not (len(own) and len(test)):
-                lacking[client] = f"{client!r} has {len(own)} for training and {len(test)} for testing"
-                continue
-            if not self.given.any():
-                if len(own) < 2:
-                    lacking[client] = f"{client!r} has {len(own)} in all"
-                    continue
-                rest, held = test_part(len(own), test_fraction, seed, client)
-                own, test = own[rest.numpy()], own[held.numpy()]
-            rest, held = validation_part(len(own), validation, seed, client)
-            parts[client] = _Parts(own[rest.numpy()], own[held.numpy()], test)
-        if lacking:
-            more = f"; {len(lacking) - MOST} more clients have too few" if len(lacking) > MOST else ""
-            listed = ", ".join(list(lacking.values())[:MOST])
-            alike = look_alikes(Counter(self.owners.tolist()), lacking)
-            hints = [f" {alike[client]}" for client in lacking if client in alike]
-            raise FederationError(
-                f"A client needs at least one row for training and one for testing: {listed}{more}. "
-                f"Give more rows, or leave the client's out.{''.join(hints[:MOST])}"
-            )
-        return parts
+
+def _alike(classes: Sequence[str]) -> list[str]:
+    """Classes that differ only in capitals or spaces."""
+    found: dict[str, list[str]] = {}
+    for name in classes:
+        found.setdefault(" ".join(name.split()).lower(), []).append(name)
+    twins = [repr(name) for names in found.values() if len(names) > 1 for name in names]
+    return (
+        [f"The classes {', '.join(twins)} differ only in capitals or spaces, and count as different."] if twins else []
+    )
 
 
 def _fits(
@@ -311,32 +343,67 @@ def _learned(table: Table, settings: TableSettings, train: Rows) -> tuple[Tensor
     """(n,) the targets as models are trained on them, and the task, whose inputs are yet unknown.
 
     Classes are those of all rows. Numbers are scaled by the training rows of all silos together, whatever
-    `table.statistics` says of inputs: weights are mixed, so an output has to mean the same everywhere.
+    `table.statistics` says of inputs: weights are mixed, so an output has to mean the same everywhere. Where nobody
+    said so, a loss of one's own gets them as they were (`Task.scaled_unasked`).
     """
     target = _target(table, settings)
-    different = sorted(set(target))
+    different = sorted(set(target)) if isinstance(target, list) else np.unique(target).tolist()
     if len(different) == 1:
         value = cells.category(different[0])
         raise TableError(f"The target {settings.target!r} is {value} in all rows of all silos: nothing can be learned.")
-    few = isinstance(target, list) or (len(different) <= FEW and all(value.is_integer() for value in different))
-    if settings.task == "classification" or (settings.task == "auto" and few):
+    if _are_classes(target, settings):
         if len(different) > MOST_CLASSES or len(different) == len(target):
             raise TableError(
                 f"The target {settings.target!r} has {len(different)} different values in {len(target)} rows, too many "
                 "for classes. If they are amounts, say table.task = 'regression'; otherwise choose another target."
             )
-        place = {value: i for i, value in enumerate(different)}
-        y = torch.tensor([place[value] for value in target])
+        y = torch.from_numpy(np.unique(np.array(target), return_inverse=True)[1].astype(np.int64))
         return y, Task.classification((), len(different), tuple(cells.category(value) for value in different))
     if isinstance(target, list):
         raise TableError(
             f"{table.where(0)}: the target {settings.target!r} is {target[0]!r}, but table.task = 'regression' needs "
             "numbers."
         )
+    task = replace(Task.regression((), 1), metric=METRICS["rmse"])
+    if settings.scale_target == "none":
+        return torch.from_numpy(target), task
     statistics = Statistics.of(target[train, None])
     mean, scale = float(statistics.mean[0]), float(statistics.deviation[0])
-    y = torch.from_numpy((target - mean) / scale).float()
-    return y, replace(Task.regression((), 1), metric=METRICS["rmse"], target_mean=mean, target_scale=scale)
+    y = torch.from_numpy((target - mean) / scale)  # in double precision: a loss of one's own gets them back
+    unasked = settings.scale_target == "auto"
+    return y, replace(task, target_mean=mean, target_scale=scale, scaled_unasked=unasked)
+
+
+def _strata(table: Table, settings: TableSettings) -> Rows | None:
+    """(n,) each row's class by number, in which splits have their share of every class; None for a regression."""
+    target = _target(table, settings)
+    if not _are_classes(target, settings):
+        return None
+    different, codes = np.unique(np.array(target), return_inverse=True)
+    return codes.astype(np.int64) if len(different) <= MOST_CLASSES else None  # too many are refused later
+
+
+def _are_classes(target: Numbers | list[Any], settings: TableSettings) -> bool:
+    if settings.task != "auto" or isinstance(target, list):
+        return settings.task != "regression"
+    different = np.unique(target)
+    return len(different) <= FEW and bool((different == np.floor(different)).all())
+
+
+def _weights(table: Table, settings: TableSettings) -> Tensor | None:
+    """(n,) how much each row counts in the training loss."""
+    if settings.weight is None:
+        return None
+    found = cells.values(table, settings.weight, marks(settings, settings.weight))
+    bad = [i for i, value in enumerate(found) if not isinstance(value, float) or not value > 0]
+    if bad:
+        value = found[bad[0]] if isinstance(found, list) else float(found[bad[0]])
+        shown = "missing" if value is None or value != value else repr(value)
+        raise TableError(
+            f"{table.where(bad[0])}: the weight, column {settings.weight!r}, is {shown}; it has to be a number above 0 "
+            "in every row."
+        )
+    return torch.from_numpy(np.asarray(found, dtype=np.float64)).float()
 
 
 def _target(table: Table, settings: TableSettings) -> Numbers | list[Any]:
@@ -346,11 +413,9 @@ def _target(table: Table, settings: TableSettings) -> Numbers | list[Any]:
     refuse_gaps(table, settings.target, found, "target")
     if isinstance(found, np.ndarray):
         return found
-    first: dict[type, int] = {}
-    for i, value in enumerate(found):
-        first.setdefault(type(value), i)
-    if len(first) > 1:
-        here, there, *_ = first.values()
+    kinds = list(map(type, found))
+    if len(set(kinds)) > 1:
+        here, there = 0, next(i for i, kind in enumerate(kinds) if kind is not kinds[0])
         raise TableError(
             f"The target {settings.target!r} mixes types: it is {found[here]!r} in {table.where(here)}, and "
             f"{found[there]!r} in {table.where(there)}. Give numbers only, or texts only."

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+from ..base import given
+from ..base.wording import give_again
 from ..errors import FedkinError
 from .federation import Federation
 from .source import Source
@@ -29,10 +32,10 @@ def make(reference: str, settings: Mapping[str, Any]) -> Source | Federation:
     _, found = _found(reference)
     if callable(found) and not isinstance(found, Source | Federation):
         takes = inspect.signature(found).parameters.values()
-        given = {key: value for key, value in settings.items() if value is not None}
+        known = {key: value for key, value in settings.items() if value is not None}
         if not any(p.kind is inspect.Parameter.VAR_KEYWORD for p in takes):
-            given = {p.name: given[p.name] for p in takes if p.name in given}
-        found = found(**given)
+            known = {p.name: known[p.name] for p in takes if p.name in known}
+        found = found(**known)
     if not isinstance(found, Source | Federation):
         raise OwnDataError(
             f"The data set {reference!r} should be, or a function that gives, a fedkin.Federation or a "
@@ -43,8 +46,13 @@ def make(reference: str, settings: Mapping[str, Any]) -> Source | Federation:
 
 def _found(reference: str) -> tuple[Any, Any]:
     name, _, attribute = reference.partition(":")
+    known = given.recalled(reference)
+    if known is not None:
+        return sys.modules.get(name), known
     try:
         module = importlib.import_module(name)
         return module, getattr(module, attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise OwnDataError(f"The data set {reference!r} could not be imported: {error}.") from error
+        raise OwnDataError(
+            f"The data set {reference!r} could not be imported: {error}. {give_again('federation')}"
+        ) from error

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any, Literal, Protocol
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 from torch import Tensor, nn
 
-from ..base.wording import did_you_mean
+from ..base.wording import nearest
 from ..errors import FedkinError
 from . import cells
 from . import table as reading
@@ -29,9 +29,27 @@ class TableSettings(BaseModel):
 
     client: Annotated[str | None, Field(description="the column that names the silo")] = None
     target: Annotated[str | None, Field(description="the column to predict")] = None
+    group: Annotated[
+        str | None,
+        Field(description="the column that names the patient (or household, machine): its rows stay together"),
+    ] = None
+    fold: Annotated[str | None, Field(description="the column that says train, validation or test")] = None
+    weight: Annotated[str | None, Field(description="the column that says how much a row counts in training")] = None
     task: Annotated[
-        Literal["auto", "classification", "regression"],
-        Field(description="auto: numbers with a fraction, or many different ones, mean regression"),
+        Literal["auto", "classification", "regression", "survival"],
+        Field(description="auto: numbers with a fraction, or many different ones, mean regression; a time, survival"),
+    ] = "auto"
+    time: Annotated[
+        str | None, Field(description="survival: the column of times, to the event or to the last look")
+    ] = None
+    event: Annotated[str | None, Field(description="survival: the column that says whether the event was seen")] = None
+    event_value: Annotated[
+        bool | float | str | None,
+        Field(description="survival: what the event column says where it was seen, if not 1, true or yes"),
+    ] = None
+    scale_target: Annotated[
+        Literal["auto", "standard", "none"],
+        Field(description="of a regression, to mean 0 and deviation 1; auto: unless the loss is your own"),
     ] = "auto"
     ignore: Annotated[list[str], Field(description="columns that are left out")] = []
     categorical: Annotated[list[str], Field(description="columns of numbers that mean categories")] = []
@@ -47,6 +65,17 @@ class TableSettings(BaseModel):
     statistics: Annotated[
         Literal["shared", "own"], Field(description="means and deviations of all silos together, or each its own")
     ] = "shared"
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """What single columns are for, by the setting's name: none of these is an input."""
+        named = ("client", "target", "time", "event", "group", "fold", "weight")
+        return {role: column for role in named if (column := getattr(self, role)) is not None}
+
+    @property
+    def survival(self) -> bool:
+        """Whether times and events are to be learned."""
+        return self.task == "survival" or (self.task == "auto" and not (self.time is self.event is None))
 
     @field_validator("ignore", "categorical", "missing", mode="before")
     @classmethod
@@ -168,7 +197,9 @@ class Number:
     """A column of numbers: a missing one becomes `fill`, then (x - mean) / scale.
 
     `indicator`: a further input that is 1 where the number was missing. `missing`: what stands for a missing value,
-    besides an empty cell.
+    besides an empty cell. `dates`: how dates are written that become numbers, as days since 1970-01-01. `low` and
+    `high`: the smallest and the largest of the silo's own training rows, where known; they are for its own file and its
+    own eyes, and not shared.
     """
 
     name: str
@@ -177,6 +208,9 @@ class Number:
     mean: float = 0.0
     scale: float = 1.0
     fill: float = 0.0
+    dates: str = ""
+    low: float | None = None
+    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -189,6 +223,8 @@ class Category:
 
 
 Column = Number | Category
+MOST = 5
+"""Names of missing columns that a sentence has."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -265,12 +301,9 @@ class TablePreprocessing:
         Numbers as they are, categories by their place among those known; NaN where missing or unknown.
         """
         table = reading.read(rows, "the rows")
-        for column in self.columns:
-            if column.name not in table.columns:
-                raise PreprocessingError(
-                    f"{table.name} has no column {column.name!r}. {did_you_mean(column.name, table.columns, 0.6)}"
-                    f"The model was trained on {', '.join(c.name for c in self.columns)}."
-                )
+        missing = [column.name for column in self.columns if column.name not in table.columns]
+        if missing:
+            raise PreprocessingError(_what_would_do(table, missing, [column.name for column in self.columns]))
         return torch.from_numpy(np.stack([_numbers(table, column) for column in self.columns], axis=1))
 
     def notes(self, rows: Any) -> list[str]:
@@ -279,7 +312,8 @@ class TablePreprocessing:
         told = []
         for column in self.columns:
             if isinstance(column, Category):
-                found = set(cells.categories(table, column.name, column.missing)) - {None}
+                names, codes = cells.coded_categories(table, column.name, column.missing)
+                found = {names[code] for code in np.unique(codes) if code >= 0} - {None}
                 new = sorted(str(name) for name in found - set(column.categories))
                 if new:
                     listed = ", ".join(map(repr, new[:5])) + (" and more" if len(new) > 5 else "")
@@ -293,15 +327,36 @@ class TablePreprocessing:
 
     def to_json(self) -> dict[str, Any]:
         kinds = {Number: "number", Category: "category"}
-        return {"kind": "table", "columns": [{"kind": kinds[type(c)], **asdict(c)} for c in self.columns]}
+        told = [{"kind": kinds[type(c)], **asdict(c)} for c in self.columns]
+        return {"kind": "table", "columns": [{k: v for k, v in column.items() if v is not None} for column in told]}
+
+
+def _what_would_do(table: reading.Table, missing: Sequence[str], needed: Sequence[str]) -> str:
+    """That columns are missing, in sentences: which, what they may be called here, and what would do in their place."""
+    spare = [name for name in table.columns if name not in needed]
+    near = {name: nearest(name, spare, 0.6) for name in missing}
+    listed = [repr(name) + (f" (is it {near[name]!r}?)" if near[name] else "") for name in missing[:MOST]]
+    listed += [f"{len(missing) - MOST} more"] if len(missing) > MOST else []
+    which = f"column {listed[0]}" if len(listed) == 1 else f"columns {', '.join(listed[:-1])} and {listed[-1]}"
+    return (
+        f"{table.name} has no {which}, which the model reads; its columns are {_first(table.columns)}. The model "
+        f"needs {_first(needed)}, in any order; where a value is not known, a column of empty cells will do."
+    )
+
+
+def _first(names: Iterable[str], most: int = 30) -> str:
+    listed = list(names)
+    return ", ".join(listed[:most]) + (f" and {len(listed) - most} more" if len(listed) > most else "")
 
 
 def _numbers(table: reading.Table, column: Column) -> NDArray[np.float64]:
     if isinstance(column, Number):
+        if column.dates:
+            return cells.days(table, column.name, column.dates, column.missing)
         return cells.numbers(table, column.name, column.missing)
-    place = {name: float(i) for i, name in enumerate(column.categories)}
-    found = cells.categories(table, column.name, column.missing)
-    return np.array([np.nan if name is None else place.get(name, np.nan) for name in found])
+    place: dict[str | None, float] = {name: float(i) for i, name in enumerate(column.categories)}
+    names, codes = cells.coded_categories(table, column.name, column.missing)
+    return np.array([*(place.get(name, np.nan) for name in names), np.nan])[codes]
 
 
 class _Table(nn.Module):

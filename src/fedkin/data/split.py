@@ -153,7 +153,7 @@ def dirichlet(
             return pools.shares(train, test, rng)
     raise SplitError(
         f"A thousand draws from Dir({alpha}) gave no split in which each of {clients} clients has {least} training "
-        "samples and a test sample. Choose a larger alpha, fewer clients or a smaller `least`."
+        "samples and a test sample. Choose a larger data.alpha, a smaller data.clients or a smaller data.least."
     )
 
 
@@ -299,7 +299,7 @@ def _deal(
         dealt += moved
     if tight.any():
         needed = np.maximum(least[:, tight].sum(axis=1), amounts - most[:, ~tight].sum(axis=1)).sum()
-        other = ", or for balanced=False, where counts per class may differ" if balanced else ""
+        other = ", or set data.classes = 'drawn', where counts per class may differ" if balanced else ""
         raise SplitError(
             f"Too few samples of class {_list(classes[tight])} in the {place}: there are {stock[tight].sum()}, but the "
             f"groups need at least {needed}. Ask for fewer clients or fewer samples per client{other}."

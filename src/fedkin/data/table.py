@@ -6,8 +6,7 @@ A table is read into columns of plain cells; what a cell means (a number, a cate
 
 from __future__ import annotations
 
-import csv
-import io
+import datetime
 import numbers as kinds
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,16 +20,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..base.wording import did_you_mean
-from ..errors import FedkinError
+from . import delimited
+from .delimited import TableError, Texts, records
 
+__all__ = ["SUFFIXES", "Cells", "Numbers", "Table", "TableError", "Texts", "joined", "read", "records"]
 SUFFIXES = (".csv", ".tsv", ".parquet")
 Numbers = NDArray[np.float64]
-Cells = Numbers | list[Any]
-"""A column: float64 with NaN where a value is missing, or a list of texts, truths, numbers and None."""
-
-
-class TableError(FedkinError):
-    """A table cannot be used; the sentence says where, why, and what would be right."""
+Cells = Numbers | Texts | list[Any]
+"""A column: float64 with NaN where a value is missing, texts and None, or a list of texts, truths, numbers and None.
+Days are texts, as 2024-03-31."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,6 +42,8 @@ class Table:
     columns: Mapping[str, Callable[[], Cells]]
     rows: int
     where: Callable[[int], str]
+    notes: tuple[str, ...] = ()
+    """How it was read, where that may surprise, in sentences."""
 
     def __len__(self) -> int:
         return self.rows
@@ -82,9 +82,11 @@ def read(rows: Any, place: str = "the table") -> Table:
 
 
 def joined(name: str, tables: Sequence[Table], ignore: Iterable[str] = ()) -> Table:
-    """Tables below one another; all need the same columns, but for those ignored, in any order."""
+    """Tables below one another; all need the same columns, but for those ignored, in any order. One that is ignored is
+    kept where all have it."""
     first, left_out = tables[0], set(ignore)
-    wanted = [column for column in first.columns if column not in left_out]
+    common = set.intersection(*(set(table.columns) for table in tables))
+    wanted = [column for column in first.columns if column in common or column not in left_out]
     for table in tables[1:]:
         for has, lacks in ((first, table), (table, first)):
             for column in has.columns:
@@ -94,19 +96,24 @@ def joined(name: str, tables: Sequence[Table], ignore: Iterable[str] = ()) -> Ta
                         f"{lacks.name} has no column {column!r}, which {has.name} has. {hint}"
                         "All need the same columns, but for those in table.ignore."
                     )
-    places = [(table, i) for table in tables for i in range(len(table))]
+    ends = np.cumsum([len(table) for table in tables])
 
     def where(row: int) -> str:
-        table, i = places[row]
-        return table.where(i)
+        at = int(np.searchsorted(ends, row, side="right"))
+        return tables[at].where(row - int(ends[at]) + len(tables[at]))
 
-    return Table(name, {c: cache(partial(_below, tables, c)) for c in wanted}, len(places), where)
+    columns = {c: cache(partial(_below, tables, c)) for c in wanted}
+    return Table(name, columns, int(ends[-1]), where, tuple(note for table in tables for note in table.notes))
 
 
 def _below(tables: Sequence[Table], column: str) -> Cells:
     parts = [table[column] for table in tables]
-    if all(isinstance(cells, np.ndarray) for cells in parts):
-        return np.concatenate(parts)
+    numbers = [cells for cells in parts if isinstance(cells, np.ndarray)]
+    texts = [cells for cells in parts if isinstance(cells, Texts)]
+    if len(numbers) == len(parts):
+        return np.concatenate(numbers)
+    if len(texts) == len(parts):
+        return delimited.below(texts)
     return [None if c is None or c != c else c for cells in parts for c in cells]
 
 
@@ -127,62 +134,15 @@ def _file(path: Path) -> Table:
 
 
 def _text(path: Path) -> Table:
-    """CSV and TSV. A CSV whose header has semicolons and no comma is read by those."""
-    header, *rest = records(path)
-    lines, rows = [line for line, _ in rest], [row for _, row in rest]
-    names = _refuse_bad_names([name.strip() for name in header[1]], path.name)
-    for line, row in rest:
-        if len(row) != len(names):
-            raise TableError(
-                f"{path.name}, line {line} has {_count(len(row), 'cell')}, but the header names "
-                f"{_count(len(names), 'column')}."
-            )
-
-    def cells(column: Sequence[str]) -> Cells:
-        return [cell.strip() or None for cell in column]
-
-    columns = {n: cache(partial(cells, column)) for n, column in zip(names, zip(*rows, strict=True), strict=True)}
-    return Table(path.name, columns, len(rows), lambda i: f"{path.name}, line {lines[i]}")
+    """CSV and TSV."""
+    found = delimited.read(path)
+    names = _refuse_bad_names(found.names, path.name)
+    columns: dict[str, Callable[[], Cells]] = {n: partial(_same, c) for n, c in zip(names, found.columns, strict=True)}
+    return Table(path.name, columns, found.rows, lambda i: f"{path.name}, line {found.line(i)}", found.notes)
 
 
-def records(path: Path) -> list[tuple[int, list[str]]]:
-    """The rows of a CSV or TSV file, the header first, each with the line in which it begins."""
-    return _cut(path, _decoded(path))
-
-
-def _decoded(path: Path) -> str:
-    content = path.read_bytes()
-    try:
-        return content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise TableError(
-            f"{path.name}, line {line} is not UTF-8 text (byte {content[error.start]:#04x}). "
-            "Save the file as CSV in UTF-8."
-        ) from None
-
-
-def _cut(path: Path, text: str) -> list[tuple[int, list[str]]]:
-    """Records with the lines in which they begin, the header first; empty lines are passed over."""
-    first = text.lstrip().partition("\n")[0]
-    comma = "\t" if path.suffix.lower() == ".tsv" else ";" if ";" in first and "," not in first else ","
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=comma, strict=True)
-    records, begun = [], 1
-    try:
-        for row in reader:
-            if row:
-                records.append((begun, row))
-            begun = reader.line_num + 1
-    except csv.Error as error:
-        raise TableError(
-            f"{path.name}: the row that begins in line {begun} cannot be read ({error}); "
-            "perhaps a quotation mark is never closed."
-        ) from None
-    if not records:
-        raise TableError(f"{path.name} is empty.")
-    if len(records) == 1:
-        raise TableError(f"{path.name} has a header but no rows.")
-    return records
+def _same(cells: Cells) -> Cells:
+    return cells
 
 
 def _parquet(path: Path) -> Table:
@@ -224,7 +184,7 @@ def _pandas(series: Any, where: Callable[[int], str], name: str) -> Cells:
     kind = series.dtype.kind
     if kind in "iuf":
         return np.asarray(series.to_numpy(dtype=np.float64, na_value=np.nan))
-    if kind in "mM":
+    if kind == "m":
         _refuse_type(name, str(series.dtype))
     return _plain(series.astype(object).tolist(), where, name)
 
@@ -238,7 +198,11 @@ def _arrow(column: Any, where: Callable[[int], str], name: str) -> Cells:
         column, kind = column.cast(kind.value_type), kind.value_type
     if types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind) or types.is_null(kind):
         return np.array(column.cast(pa.float64(), safe=False), dtype=np.float64)
-    if not types.is_boolean(kind) and str(kind) not in ("string", "large_string", "string_view"):
+    if types.is_date(kind) or types.is_timestamp(kind):
+        return Texts(column.cast(pa.string()))
+    if str(kind) in ("string", "large_string", "string_view"):
+        return Texts(column.cast(pa.string()))
+    if not types.is_boolean(kind):
         _refuse_type(name, str(kind))
     return _plain(column.to_pylist(), where, name)
 
@@ -282,6 +246,10 @@ def _plain(cells: Iterable[Any], where: Callable[[int], str], name: str) -> list
             plain.append(None)
         elif isinstance(cell, bool | np.bool_):
             plain.append(bool(cell))
+        elif isinstance(cell, datetime.date):
+            plain.append(cell.isoformat())
+        elif isinstance(cell, np.datetime64):
+            plain.append(None if np.isnat(cell) else str(cell))
         elif isinstance(cell, np.timedelta64) or not isinstance(cell, kinds.Real | Decimal | np.number):
             _refuse_type(name, type(cell).__name__, where(i))
         else:
@@ -292,7 +260,7 @@ def _plain(cells: Iterable[Any], where: Callable[[int], str], name: str) -> list
 def _refuse_type(name: str, kind: str, place: str = "") -> NoReturn:
     raise TableError(
         f"{place + ': column' if place else 'Column'} {name!r} holds values of type {kind}, which are neither numbers, "
-        f"texts nor truths. Turn them into numbers (dates into days, say), or leave it out: table.ignore = [{name!r}]."
+        f"texts, days nor truths. Turn them into numbers, or leave it out: {ignoring([name])}."
     )
 
 
@@ -308,5 +276,15 @@ def _refuse_bad_names(names: list[str], place: str) -> list[str]:
     return names
 
 
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"
+def ignoring(columns: Sequence[str]) -> str:
+    """How to leave columns out, as an option and as a setting, to be typed as it stands."""
+    return naming("ignore", columns)
+
+
+def naming(setting: str, columns: Sequence[str]) -> str:
+    """How to say which columns a setting is about: --ignore a,b (table.ignore = ['a', 'b'])."""
+    listed = ", ".join(map(repr, columns))
+    # A name with a comma would be taken for two, and a shell has its own mind about quotes.
+    plain = not any(re.search(r"[,\s\"'\\$`!;&|<>(){}*?#~\[\]]", column) for column in columns)
+    option = f"--{setting.replace('_', '-')} {','.join(columns)} (" if plain else ""
+    return f"{option}table.{setting} = [{listed}]{')' if plain else ''}"

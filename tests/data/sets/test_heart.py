@@ -110,7 +110,7 @@ def test_cholesterol_is_missing_in_switzerland_and_that_is_told():
     (note,) = data.load("heart", table=TableSettings(**{**heart.DEFAULTS["table"], "missing_in": {}})).notes
     assert note == (
         "Column 'chol' is 0 in all training rows of switzerland, and varies elsewhere. "
-        "If 0 means missing there, declare it: table.missing_in = {chol = [0]}."
+        "If 0 means missing there, declare it: --missing-in '{chol = [0]}' (table.missing_in = {chol = [0]})."
     )
 
 
