@@ -133,6 +133,19 @@ def test_seeds_with_class_weights_have_each_their_own(tmp_path: Path) -> None:
     both_ways(tmp_path, runs, expected_calls=3)
 
 
+def test_seeds_with_weights_of_samples_have_each_their_own(tmp_path: Path) -> None:
+    def weighted(seed: int) -> Assembly:
+        clients = [
+            replace(
+                c, weight=torch.linspace(0.5, 1 + seed, c.samples), validation=c.validation or (c.test[0], c.test[1])
+            )
+            for c in toy(EIGHT, GROUPS).clients
+        ]
+        return ready(replace(toy(EIGHT, GROUPS), clients=tuple(clients)), method="fedavg", seed=seed)
+
+    both_ways(tmp_path, [weighted(seed) for seed in (0, 1)], expected_calls=3)
+
+
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
 def test_an_optimiser_that_is_carried_on_is_each_runs_own(tmp_path: Path, optimiser: str) -> None:
     momentum = {"momentum": 0.9, "nesterov": True} if optimiser == "sgd" else {}

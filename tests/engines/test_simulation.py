@@ -434,7 +434,7 @@ def test_a_training_that_diverges_is_named_and_left_out_and_the_others_go_on(
     at = run.problem.names.index("c")
     assert len(run.warnings) == 1 and run.warnings[0].startswith("Round 2: the training of client 'c' diverged")
     assert [run.lines[k]["diverged"] for k in (1, 2, 3)] == [[], ["c"], []]
-    assert "its last finite model stays" in run.warnings[0]
+    assert "its last sound model stays" in run.warnings[0]
     for state in [*run.servers.values(), *run.memories.values()]:
         assert all(torch.isfinite(t).all() for _, t in state.items())
     for name, after in run.memories[2].items():

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 from sklearn.metrics import adjusted_rand_score
 
 from fedkin.maths import statistics
@@ -267,3 +268,35 @@ def test_a_single_sample_has_no_interval_and_equal_ones_no_spread() -> None:
     one, same = np.array([2.0]), np.full(5, 2.0)
     assert np.isnan(statistics.percentiles(statistics.resampled([one[:, None]])[:, 0], [one])).all()
     assert statistics.percentiles(statistics.resampled([same[:, None]])[:, 0], [same]) == (2.0, 2.0)
+
+
+# ---- p-values from intervals ----
+
+
+@pytest.mark.parametrize("z", [0.0, 0.3, -1.0, 1.95, 1.97, -3.0, 5.0])
+def test_a_p_value_is_read_off_an_interval(z: float) -> None:
+    """Of a normal estimate z standard errors from nothing it is twice the tail."""
+
+    def interval(level: float) -> tuple[float, float]:
+        half = stats.norm.ppf(0.5 + level / 2)
+        return z - half, z + half
+
+    found = statistics.p_value(interval)
+    assert found == pytest.approx(2 * stats.norm.sf(abs(z)), rel=1e-6, abs=1e-9)
+    assert (found < 0.05) == (abs(z) > 1.96)
+
+
+def test_an_interval_that_is_not_known_or_a_point_has_its_p_value() -> None:
+    assert np.isnan(statistics.p_value(lambda level: (np.nan, np.nan)))
+    assert statistics.p_value(lambda level: (0.0, 0.0)) == 1.0
+    assert statistics.p_value(lambda level: (0.2, 0.2)) == statistics.SURE
+
+
+def test_a_weighted_mean_is_as_sure_as_its_parts_allow() -> None:
+    parts = [(0.1, 0.0, 0.2), (0.5, 0.1, 0.7), (-0.2, -0.3, 0.1)]
+    assert statistics.mover(parts, [7.0] * 3) == pytest.approx(statistics.mover(parts))
+    assert statistics.mover(parts, [1.0, 0.0, 0.0]) == pytest.approx((0.0, 0.2))
+    low, high = statistics.mover(parts[:2], [3.0, 1.0])
+    assert low == pytest.approx(0.2 - np.hypot(3 * 0.1, 0.4) / 4) and high == pytest.approx(
+        0.2 + np.hypot(3 * 0.1, 0.2) / 4
+    )

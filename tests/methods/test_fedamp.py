@@ -132,13 +132,20 @@ def trusted(assembly: Assembly, i: int, W: list[Tensor], V: list[Tensor], row: l
     others = sum((row[j] * W[j] for j in range(len(W)) if j != i), torch.zeros_like(W[i])) / (1 - row[i])
     x, y = assembly.federation.clients[i].train
     frequent = [(y == c).double().mean().item() for c in range(3)]
-    known = []
+    known, right = [], []
     for model in (others, V[i], W[i]):
-        p = torch.softmax(module_at(assembly, model).eval()(x.to(model)), 1).cpu()
-        above = [p[j, y[j]].item() - sum(f * p[j, c].item() for c, f in enumerate(frequent)) for j in range(len(y))]
-        known.append(sum(above) / len(y) / (1 - sum(f * f for f in frequent)))
-    share = max(0.0, known[0] - 0.02) / max(0.02, 0.7 * max(known[1:]) - 0.02)
-    trust = min(1.0, share / 0.95) ** 8
+        outputs, degrees = module_at(assembly, model).eval()(x.to(model)), []
+        for sharpness in (1, 3, 10, 30):
+            p = torch.softmax(sharpness * outputs, 1).cpu()
+            above = [p[j, y[j]].item() - sum(f * p[j, c].item() for c, f in enumerate(frequent)) for j in range(len(y))]
+            degrees.append(sum(above) / len(y) / (1 - sum(f * f for f in frequent)))
+        known.append(max(degrees))
+        right.append((outputs.argmax(1).cpu() == y).double().mean().item())
+    own = 1 if known[1] > known[2] else 2
+    trust = 1.0
+    for each in (known, right):
+        share = max(0.0, each[0] - 0.02) / max(0.02, 0.7 * each[own] - 0.02)
+        trust = min(trust, (share / 0.95) ** 8)
     return (trust if trust >= 0.1 else 0.0), V[i] if known[1] > known[2] else W[i]
 
 

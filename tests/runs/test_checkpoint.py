@@ -54,7 +54,8 @@ def test_a_checkpoint_of_another_configuration_is_refused(tmp_path):
     path = tmp_path / "checkpoint" / "state.safetensors"
     full_checkpoint().save(path, CONFIG)
     with pytest.raises(RunError, match="belongs to another configuration"):
-        Checkpoint.load(path, CONFIG.model_copy(update={"rounds": 4}))
+        Checkpoint.load(path, CONFIG.model_copy(update={"seed": 4}))
+    assert Checkpoint.load(path, CONFIG.model_copy(update={"rounds": 4})).round == full_checkpoint().round, "longer"
 
 
 def test_a_damaged_checkpoint_is_refused_with_a_sentence_and_never_half_read(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from fedkin import FedkinError, methods
 from fedkin.base.settings import ConfigError
 from fedkin.runs.config import Config, merge, read_toml, resolve, to_toml
+from fedkin.runs.options import nested
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 NUMBERS = st.integers(-(2**62), 2**62) | st.floats(allow_nan=False) | st.booleans()
@@ -241,3 +243,39 @@ def test_an_unknown_method_or_data_set_is_answered_with_the_nearest(raw, said):
     with pytest.raises(FedkinError) as caught:
         resolve(raw)
     assert said in str(caught.value)
+
+
+# ---- a truth is no number ----
+
+
+def numbers_only(model: type[BaseModel], place: str = "") -> list[str]:
+    """Settings that are numbers, and no truths."""
+    found = []
+    for name, info in model.model_fields.items():
+        inner = info.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            found += numbers_only(inner, f"{place}{name}.")
+        elif re.search(r"\b(int|float)\b", str(inner)) and not re.search(r"\bbool\b", str(inner)):
+            found.append(f"{place}{name}")
+    return found
+
+
+@pytest.mark.parametrize("name", [name for name in numbers_only(Config) if "missing" not in name])
+def test_a_truth_is_refused_where_a_number_is_meant(name):
+    for value in (True, False):
+        with pytest.raises(ConfigError, match=rf"^{re.escape(name)} = {str(value).lower()} cannot be: "):
+            resolve(nested(name, value))
+
+
+@pytest.mark.parametrize("method", methods.names())
+def test_a_truth_is_refused_for_every_number_of_a_method(method):
+    for name in numbers_only(methods.find(method)):
+        with pytest.raises(ConfigError, match=rf"settings\.{name} = true cannot be: "):
+            resolve({"method": method, "settings": {name: True}})
+
+
+def test_a_truth_is_refused_in_a_list_of_numbers_and_stays_where_it_is_meant():
+    with pytest.raises(ConfigError, match="local.betas"):
+        resolve({"local": {"betas": [True, 0.9]}})
+    assert resolve({"local": {"nesterov": True, "momentum": 0.9}}).local.nesterov is True
+    assert resolve({"model": {"name": "gru", "settings": {"teacher": True}}}).model.settings == {"teacher": True}

@@ -6,6 +6,8 @@ import json
 import logging
 import sys
 import warnings
+from collections import OrderedDict
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -355,18 +357,128 @@ def test_the_documented_lines_ask_a_regression_too(tmp_path, monkeypatch):
     assert np.allclose(here["answers"], saved.predict([here["patient"]]).values, rtol=1e-5)
 
 
-def test_the_documented_lines_load_a_state_dict(tmp_path, monkeypatch):
+def asked(path: Path, patient: Any) -> dict[str, Any]:
+    """What the documented lines come to for a row, where the exported files lie and fedkin is not at hand."""
+    lines, _, rest = documented("load_state_dict").partition("patient = ")
+    assert "fedkin" not in lines + rest
+    here: dict[str, Any] = {"patient": patient}
+    exec(lines + rest.partition("\n")[2], here)
+    return here
+
+
+def test_the_documented_lines_ask_a_state_dict_as_they_stand(tmp_path, monkeypatch):
+    table = TablePreprocessing((*TABLE.columns[:1], TABLE.columns[2], TABLE.columns[1]))
     torch.manual_seed(0)
-    module = models.build("mlp", (64,), 10, {"hidden": [64]})
-    told = {"inputs": (64,), "outputs": 10, "model": {"name": "mlp", "settings": {"hidden": [64]}}}
-    saved = Saved.load(given(tmp_path / "n.safetensors", module, "mlp", **told))
+    told = {"inputs": (5,), "outputs": 2, "classes": ["well", "ill"], "preprocessing": table.to_json()}
+    saved = Saved.load(given(tmp_path / "n.safetensors", models.build("logistic", (5,), 2, {}), "logistic", **told))
     monkeypatch.chdir(tmp_path)
     saved.export("handover/north.safetensors", "state_dict")
-    here: dict[str, Any] = {"fedkin": fedkin}
+    here: dict[str, Any] = {}
     exec(documented("load_state_dict"), here)
-    x = torch.randn(3, 64)
+    assert np.allclose(here["answers"], saved.predict([here["patient"]]).probabilities, rtol=1e-6)
+
+
+@pytest.mark.parametrize("precision", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("kind", ["classification", "regression"])
+def test_with_torch_alone_a_state_dict_gives_the_numbers_of_predict(tmp_path, monkeypatch, kind, precision):
+    """Columns in any order, gaps however they are marked, categories as numbers and as texts: each cell as a CSV file
+    has it. Categories that stand before numbers are what someone who goes by the columns gets wrong."""
+    pain = Category("pain", missing=("?",), categories=("1", "2", "01", "true"))
+    age = Number("age", missing=(0.0, "?"), indicator=True, mean=50.0, scale=10.0, fill=47.0)
+    weight = Number("weight", mean=80.0, scale=12.5, fill=80.0)
+    table = TablePreprocessing((pain, age, Category("sex", categories=("f", "m")), weight))
+    torch.manual_seed(3)
+    inputs, outputs = (len(table.inputs),), 2 if kind == "classification" else 1
+    module = models.build("mlp", inputs, outputs, {"hidden": [7]}).to(precision)
+    told: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "preprocessing": table.to_json()}
+    told |= {"model": {"name": "mlp", "settings": {"hidden": [7]}}, "target": {"mean": 100.0, "scale": 20.0}}
+    saved = Saved.load(given(tmp_path / "n.safetensors", module, "mlp", kind, **told))
+    monkeypatch.chdir(tmp_path)
+    saved.export("handover/north.safetensors", "state_dict")
+    cells = [("1", "63", "m", "80"), ("2", "0", "f", ""), ("01", "?", "", "95.5"), ("TRUE", "", "x", "1e2")]
+    cells += [("9", "41.5", "m", "70"), ("1.0", "0.0", "f", "60"), ("?", "70", "m", "81")]
+    header = "pain,age,sex,weight\n"
+    (tmp_path / "new.csv").write_text(header + "".join(",".join(row) + "\n" for row in cells))
+    expected = answers(saved.predict(tmp_path / "new.csv"))
+    for row, answer in zip(cells, expected, strict=True):
+        found = asked(tmp_path, dict(zip(("pain", "age", "sex", "weight"), row, strict=True)))["answers"]
+        assert np.allclose(found[0], answer, rtol=1e-12 if precision == torch.float64 else 1e-6)
+    assert np.ptp(expected[:, 0]) > 0.01, "the rows differ, so that a wrong order would show"
+
+
+def test_a_state_dict_lists_its_inputs_in_their_order(tmp_path):
+    saved = table_model(tmp_path)
+    told = json.loads(saved.export(tmp_path / "out.safetensors", "state_dict").with_suffix(".json").read_text())
+    number = {"missing": [], "fill": 55.0, "mean": 54.1, "scale": 9.3}
+    assert told["inputs"] == [
+        {"name": "age", "column": "age", "kind": "number", **number},
+        {"name": "chol", "column": "chol", "kind": "number", "missing": [0.0], "fill": 230, "mean": 240, "scale": 40},
+        {"name": "age missing", "column": "age", "kind": "missing", "missing": []},
+        {"name": "sex=f", "column": "sex", "kind": "category", "missing": [], "category": "f"},
+        {"name": "sex=m", "column": "sex", "kind": "category", "missing": [], "category": "m"},
+        *(
+            {"name": f"pain={c}", "column": "pain", "kind": "category", "missing": [], "category": c}
+            for c in ("none", "typical", "other")
+        ),
+    ]
+    assert [each["name"] for each in told["inputs"]] == list(TABLE.inputs)
+
+
+def table_model(folder: Path) -> Saved:
+    torch.manual_seed(0)
+    told: dict[str, Any] = {"inputs": (8,), "outputs": 2, "classes": ["well", "ill"], "preprocessing": TABLE.to_json()}
+    return Saved.load(given(folder / "n.safetensors", models.build("logistic", (8,), 2, {}), "logistic", **told))
+
+
+def chain(told: dict[str, Any]) -> nn.Module:
+    """The network as its JSON says, and no more than torch."""
+    layers = [(each["name"], getattr(nn, each["layer"])(**each["arguments"])) for each in told["layers"]]
+    return nn.Sequential(OrderedDict(layers))
+
+
+def test_a_chain_of_layers_is_told_and_anything_else_is_not(model, tmp_path):
+    path = model.export(tmp_path / "north.safetensors", "state_dict")
+    told = json.loads(path.with_suffix(".json").read_text())
+    if told["architecture"]["name"] in ("resnet18", "gru"):
+        assert told["layers"] is None
+        return
+    network = chain(told)
+    network.load_state_dict(load_file(path), strict=True)
+    x = torch.randn(4, *model.task.inputs)
     with torch.no_grad():
-        assert torch.equal(here["network"](x), module(x))
+        assert torch.equal(network.eval()(x), model.network(x))
+
+
+def own_layers() -> nn.Module:
+    parts = [nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6, eps=0.1), nn.LeakyReLU(0.3), nn.Dropout(0.4)]
+    return nn.Sequential(*parts, nn.Linear(6, 3))
+
+
+class Doubled(nn.Linear):
+    """A layer of one's own, of which torch knows nothing."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 2 * super().forward(x)
+
+
+def test_ones_own_chain_of_torchs_layers_is_told_with_all_its_arguments(tmp_path):
+    torch.manual_seed(0)
+    module = lively(own_layers(), torch.randn(16, 4))
+    saved = Saved.load(given(tmp_path / "o.safetensors", module, "mine:own", inputs=(4,), outputs=3), model=own_layers)
+    path = saved.export(tmp_path / "out.safetensors", "state_dict")
+    network = chain(json.loads(path.with_suffix(".json").read_text()))
+    network.load_state_dict(load_file(path), strict=True)
+    x = torch.randn(5, 4)
+    with torch.no_grad():
+        assert np.allclose(network.eval()(x).softmax(1), saved.predict(x).probabilities, rtol=1e-6)
+
+
+def test_a_chain_with_a_layer_of_ones_own_is_not_told_as_torchs(tmp_path):
+    torch.manual_seed(0)
+    module = nn.Sequential(Doubled(4, 3))
+    saved = Saved.load(given(tmp_path / "o.safetensors", module, "mine:own", inputs=(4,), outputs=3), model=module)
+    path = saved.export(tmp_path / "out.safetensors", "state_dict")
+    assert json.loads(path.with_suffix(".json").read_text())["layers"] is None
 
 
 # ---- refusals, and nothing half-written ----
@@ -499,3 +611,30 @@ def test_csv_is_as_plain_as_it_can_be():
     assert export.prediction_file(found, ".csv") == b"row,prediction\n1,1.5\n2,-2\n"
     named = Prediction(np.array(["well"]), np.array(["well"]), np.array([[1.0]]))
     assert export.prediction_file(named, ".csv") == b"row,prediction,probability_well\n1,well,1\n"
+
+
+def test_a_column_of_dates_says_so_in_both_exports(tmp_path):
+    table = TablePreprocessing((Number("admitted", mean=19000.0, scale=300.0, fill=19000.0, dates="day.month.year"),))
+    torch.manual_seed(0)
+    told = {"inputs": (1,), "outputs": 2, "classes": ["well", "ill"], "preprocessing": table.to_json()}
+    saved = Saved.load(given(tmp_path / "n.safetensors", models.build("logistic", (1,), 2, {}), "logistic", **told))
+    days = (date(2024, 3, 31) - date(1970, 1, 1)).days
+    expected = saved.predict({"admitted": ["31.3.2024"]}).probabilities
+    about = json.loads(saved.export(tmp_path / "o.safetensors", "state_dict").with_suffix(".json").read_text())
+    (entry,) = about["inputs"]
+    assert entry["dates"] == "day.month.year"
+    with torch.no_grad():
+        found = saved.network(torch.tensor([[(days - entry["mean"]) / entry["scale"]]])).softmax(1)
+    assert np.allclose(found, expected, rtol=1e-6)
+    session = onnxruntime.InferenceSession(saved.export(tmp_path / "n.onnx"))
+    assert json.loads(session.get_modelmeta().custom_metadata_map["columns"])[0]["dates"] == "day.month.year"
+    assert np.allclose(session.run(None, {"inputs": np.array([[float(days)]])})[0], expected, rtol=1e-5)
+
+
+def test_days_far_outside_are_told_as_dates(tmp_path):
+    low, high = ((date(year, 1, 1) - date(1970, 1, 1)).days for year in (2020, 2021))
+    table = TablePreprocessing((Number("admitted", dates="year-month-day", low=float(low), high=float(high)),))
+    told = {"inputs": (1,), "outputs": 2, "classes": ["well", "ill"], "preprocessing": table.to_json()}
+    saved = Saved.load(given(tmp_path / "n.safetensors", models.build("logistic", (1,), 2, {}), "logistic", **told))
+    (note,) = saved.predict({"admitted": ["2024-03-31"]}).notes
+    assert "had 2020-01-01 to 2021-01-01, such as 2024-03-31 in the table of rows" in note and note.endswith(".")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Literal
 
 import pytest
@@ -218,3 +219,40 @@ def test_the_words_that_a_setting_may_be_are_told_once(description, told):
         fill: Annotated[Literal["mean", "median"] | list[float], Field(description=description)] = "mean"
 
     assert meaning(Filled.model_fields["fill"]) == told
+
+
+# ---- what a sentence tells someone to type can be typed ----
+
+
+def last_names() -> list[str]:
+    """Every last name that two settings share, whatever the methods."""
+    full = dict.fromkeys(path for method in methods.names() for path in paths([method]))
+    last = [path.rpartition(".")[2] for path in full]
+    return sorted({name for name in last if last.count(name) > 1 and name not in SHORT and name not in full})
+
+
+@pytest.mark.parametrize("name", last_names())
+def test_an_ambiguous_name_is_answered_with_full_names_that_can_be_typed(name):
+    assert last_names() >= ["alpha", "name", "top"]
+    with pytest.raises(ConfigError) as caught:
+        parse([f"--{name}", "1"], several=methods.names())
+    options = re.findall(r"--[\w.]+", str(caught.value))
+    assert len(options) > 1
+    for option in options:
+        table, setting = option[2:].rsplit(".", 1)
+        assert parse([option, "1"], several=methods.names()) == {table: {setting: 1}}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["patients.csv"], "'patients.csv' is neither a configuration file (.toml) nor a setting (key=value); a table"),
+        (["patients.csv"], "is named by --data patients.csv."),
+        (["--methods", "fedamp,fedavg"], "`fedkin compare --methods fedamp,fedavg` runs several methods"),
+        (["--seeds", "3"], "`fedkin compare --seeds 3` runs several seeds"),
+    ],
+)
+def test_what_belongs_elsewhere_is_told_where(words, says):
+    with pytest.raises(ConfigError) as caught:
+        parse(words)
+    assert says in str(caught.value)

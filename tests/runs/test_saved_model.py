@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import struct
 import sys
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from helpers import BASE, SHARED, normed, simulate, toy
@@ -20,6 +22,7 @@ import fedkin
 from fedkin.data.preprocessing import Category, Number, Pixels, TablePreprocessing
 from fedkin.errors import FedkinError
 from fedkin.runs import saved_model
+from fedkin.runs.export import prediction_file
 from fedkin.runs.saved_model import Complete, Prediction, Saved, SavedError
 from fedkin.training import evaluation, models
 
@@ -416,16 +419,143 @@ def test_a_table_is_prepared_as_its_rows_were_in_training(file, tmp_path, kind):
         outputs = module(torch.tensor(PREPARED))
     assert np.allclose(found.probabilities, outputs.softmax(1), rtol=1e-5)
     assert list(found.labels) == [("well", "ill")[k] for k in outputs.argmax(1)]
-    assert list(found.frame().columns) == ["prediction", "probability_well", "probability_ill"]
+    assert list(found.frame().columns) == ["ward", "prediction", "probability_well", "probability_ill"]
+    assert list(found.frame()["ward"]) == ["a", "b", "c"]
     assert len(found.notes) == 1 and "'x' did not occur in any training row" in found.notes[0]
+
+
+def identified() -> pd.DataFrame:
+    """Rows as a clinic has them: who it is, when, what became of it, and beside these what the model reads."""
+    return pd.DataFrame(
+        {
+            "id": ["0007", "12", "Smith, J."],
+            "age": [60.0, 50.0, 40.0],
+            "case": [2**53 + 1, 2, 3],
+            "sex": ["m", "f", "f"],
+            "admitted": pd.to_datetime(["2024-01-02", "2024-01-03", None]),
+            "chol": [280.0, 200.0, 240.0],
+            "prediction": ["his", "hers", None],
+        },
+        index=[30, 10, 20],
+    )
+
+
+@pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "frame", "dict", "rows", "arrow"])
+def test_columns_that_the_model_does_not_read_stay_beside_its_answers(file, tmp_path, kind):
+    """Identifiers are what they were: a code of digits keeps its zeros, a large number its last digit."""
+    frame = identified()
+    given: Any = {"frame": frame, "dict": frame.to_dict("list"), "rows": frame.to_dict("records")}
+    given |= {"arrow": pa.Table.from_pandas(frame, preserve_index=False)}
+    given = given.get(kind, tmp_path / f"new.{kind}")
+    if kind == "parquet":
+        frame.to_parquet(given)
+    elif isinstance(given, Path):
+        frame.to_csv(given, sep="\t" if kind == "tsv" else ",", index=False)
+    model, _ = clinic(file)
+    found = model.predict(given).frame()
+    answers = ["prediction", "probability_well", "probability_ill"]
+    assert list(found.columns) == ["id", "case", "admitted", "prediction (given)", *answers]
+    assert list(found["id"]) == ["0007", "12", "Smith, J."]
+    assert [str(case) for case in found["case"]] == [str(2**53 + 1), "2", "3"]
+    assert [str(day)[:10] for day in found["admitted"][:2]] == ["2024-01-02", "2024-01-03"]
+    assert list(found["prediction (given)"][:2]) == ["his", "hers"]
+    plain = model.predict(frame[["age", "sex", "chol"]])
+    assert np.array_equal(found[answers[1:]], plain.probabilities), "in the order of the rows"
+    assert list(found.index) == ([30, 10, 20] if kind == "frame" else [0, 1, 2])
+
+
+def test_columns_of_any_kind_stay_as_texts(file):
+    """A cell that no table of ours could hold is carried over as it prints."""
+    given = {"age": [60, 50], "sex": ["m", "f"], "chol": [280, 200], "scan": [{"a": 1}, (2, "b")], "mixed": [1, "b"]}
+    given |= {"drugs": [["a"], ["b", "c"]], "ward": pd.Categorical(["u", None])}
+    for rows_ in (given, pd.DataFrame(given)):
+        found = clinic(file)[0].predict(rows_)
+        frame = found.frame()
+        assert list(frame["scan"]) == ["{'a': 1}", "(2, 'b')"]
+        assert list(frame["mixed"]) == ["1", "b"]
+        assert list(frame["drugs"]) == ["['a']", "['b', 'c']"]
+        written = io.BytesIO(prediction_file(found, ".csv"))
+        assert list(pd.read_csv(written, dtype=str)["ward"].fillna("")) == ["u", ""]
 
 
 def test_a_table_that_lacks_a_column(file, tmp_path):
     (tmp_path / "new.csv").write_text("Age,sex,chol\n60,m,280\n")
-    assert "has no column 'age'. Did you mean 'Age'?" in refused(clinic(file)[0], tmp_path / "new.csv")
-    (tmp_path / "new.csv").write_text("age,chol\n60,280\n")
-    assert "has no column 'sex'. The model was trained on" in refused(clinic(file)[0], tmp_path / "new.csv")
+    assert "has no column 'age' (is it 'Age'?), which the model reads" in refused(clinic(file)[0], tmp_path / "new.csv")
+    (tmp_path / "new.csv").write_text("chol,weight\n280,90\n")
+    sentence = refused(clinic(file)[0], tmp_path / "new.csv")
+    assert "new.csv has no columns 'age' and 'sex', which the model reads; its columns are chol, weight." in sentence
+    assert "The model needs age, sex, chol" in sentence
+    assert "a column of empty cells will do" in sentence
     assert "the table of rows has no column 'sex'" in refused(clinic(file)[0], {"age": [60], "chol": [280]})
+    (tmp_path / "new.csv").write_text("age,sex,chol\n,,280\n")
+    assert len(clinic(file)[0].predict(tmp_path / "new.csv")) == 1, "what the sentence says would do, does"
+
+
+# ---- far from what was trained on ----
+
+
+def ranged(file: Path, **told: Any) -> Saved:
+    age = Number("age", mean=50.0, scale=10.0, fill=54.0, low=29.0, high=77.0)
+    table = TablePreprocessing((age, Number("beats", low=60.0, high=60.0), Number("chol", mean=240.0, scale=40.0)))
+    told = {"kind": "classification", "inputs": [3], "outputs": 2}
+    return Saved.load(
+        write(file, network(inputs=(3,), outputs=2).state_dict(), task=told, preprocessing=table.to_json())
+    )
+
+
+def test_numbers_far_outside_the_training_rows_are_told_in_a_sentence_for_each_column(file):
+    model = ranged(file)
+    within = {"age": [29, 77, 101, 5, None, 50, 51], "beats": [60] * 7, "chol": [1e6] * 7}
+    assert model.predict(within).notes == (), "half of the range beyond is not far; of chol nothing is known"
+    (note,) = model.predict({"age": [63, 630, 4, 50], "beats": [60] * 4, "chol": [1] * 4}).notes
+    assert note.startswith(
+        "Column 'age': 2 of 4 rows lie far outside the training rows, which had 29 to 77, such as 630"
+    )
+    assert "row 1 (the first is 0)" in note
+    (note,) = model.predict({"age": [50], "beats": [75], "chol": [1]}).notes
+    assert note.startswith("Column 'beats': 1 of 1 rows lies far outside the training rows, which had 60 alone")
+
+
+def test_many_numbers_a_little_outside_are_told_and_a_few_are_not(file):
+    """Another unit may lie near: all of a column a little below what training had is no accident."""
+    model = ranged(file)
+    common = {"beats": [60] * 6, "chol": [1] * 6}
+    assert model.predict({"age": [25, 26, 40, 50, 60, 70], **common}).notes == ()
+    (note,) = model.predict({"age": [25, 26, 27, 25, 26, 70], **common}).notes
+    assert note.startswith("Column 'age': 5 of 6 rows lie outside the training rows, which had 29 to 77, such as 25 in")
+    assert model.predict({"age": [25], "beats": [60], "chol": [1]}).notes == (), "one row is not many"
+
+
+def test_a_run_tells_of_new_rows_and_not_of_those_it_was_trained_on(tmp_path):
+    """Each silo goes by its own training rows; the file that it keeps knows their range, and no exported one does."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame(
+        {"silo": np.repeat(["n", "s"], 60), "age": rng.uniform(20, 90, 120), "y": np.tile(["a", "b"], 60)}
+    )
+    frame.loc[frame["silo"] == "n", "age"] /= 2
+    run = fedkin.run(
+        federation=fedkin.Federation.from_table(frame, "silo", "y"), method="fedavg", rounds=1, out=tmp_path / "run"
+    )
+    assert run.predict("s", frame[frame["silo"] == "s"]).notes == ()
+    (note,) = run.predict("n", frame[frame["silo"] == "s"]).notes
+    assert "Column 'age'" in note
+    column = run.saved("n").preprocessing.columns[0]
+    own = frame.loc[frame["silo"] == "n", "age"]
+    assert own.min() <= column.low < column.high <= own.max()
+    path = run.export("n", tmp_path / "n.safetensors", "state_dict")
+    assert str(column.high) not in path.with_suffix(".json").read_text()
+
+
+def test_many_columns_far_outside_are_not_a_flood(file):
+    columns = tuple(Number(f"c{i:02}", low=0.0, high=1.0) for i in range(40))
+    told = {"kind": "classification", "inputs": [40], "outputs": 2}
+    table = TablePreprocessing(columns)
+    tensors = network(inputs=(40,), outputs=2).state_dict()
+    model = Saved.load(write(file, tensors, task=told, preprocessing=table.to_json()))
+    rows_ = {c.name: [9.0, 0.5] for c in columns} | {"c39": [9.0, 8.0]}
+    notes = model.predict(rows_).notes
+    assert len(notes) < 10 and "more notes of this kind" in notes[-1]
+    assert "'c39': 2 of 2" in notes[0], "the column with most of them is not among those left out"
 
 
 def test_a_table_without_rows(file, tmp_path):

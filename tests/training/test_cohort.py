@@ -370,6 +370,32 @@ def test_class_weights_are_those_of_torchs_loss(weights: str | list[list[float]]
     assert (found - plain.fit(W, 1)).norm(dim=1).min() > 1e-4
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("classes", [None, [[1.0, 2.0, 0.5]] * 5], ids=["alone", "with class weights"])
+def test_samples_count_by_their_weight_times_that_of_their_class(classes: list[list[float]] | None, way: str) -> None:
+    cohort, W, module = made(way=way, weights=classes)
+    weight = torch.linspace(0.1, 3, sum(SIZES), dtype=torch.float64, device=DEVICE)
+    cohort.train = replace(cohort.train, weight=weight)
+    place = {tuple(x.tolist()): i for i, x in enumerate(cohort.train.x)}
+
+    def criterion(outputs: Tensor, samples: Tensor) -> Tensor:
+        y = cohort.train.y[samples]
+        own = weight[samples] * (1 if classes is None else torch.tensor(classes[0], device=DEVICE).double()[y])
+        return (F.cross_entropy(outputs, y, reduction="none") * own).sum() / own.sum()
+
+    expected = []
+    for i in range(len(SIZES)):
+        numbered = [
+            (x, torch.tensor([place[tuple(each.tolist())] for each in x], device=DEVICE))
+            for x, _ in batches_of(cohort, i, 1)
+        ]
+        expected.append(trained_plainly(module, W[i], numbered, cohort.local, criterion)[0])
+    found = cohort.fit(W, 1)
+    assert_same(found, torch.stack(expected))
+    plain, _, _ = made(way=way, weights=classes)
+    assert (found - plain.fit(W, 1)).norm(dim=1).min() > 1e-4
+
+
 def smoothed(outputs: Tensor, targets: Tensor) -> Tensor:
     """A user's loss that sees the whole batch: the mean and the largest value count."""
     values = F.cross_entropy(outputs, targets, reduction="none")

@@ -25,6 +25,8 @@ from .stock import Objects, Stock, stocked
 
 FEW = 5
 """Training samples below which a client's part in the means deserves a word."""
+FEW_EVENTS = 10
+"""In a batch, below which Cox's likelihood has too few to compare."""
 GRAPHS = ("given", "none", "empty", "complete", "permuted", "groups", "inferred")
 
 
@@ -190,7 +192,26 @@ def _worth_knowing(config: Config, method: Method, federation: Federation) -> li
         single = [c.name for c in federation.clients if len(set(c.train[1].tolist())) == 1]
         if single:
             told.append(f"{len(single)} of {len(federation)} clients have one class to learn from: {_some(single)}.")
+    if federation.task.kind == "survival":
+        told += _of_survival(federation, config.local.batch_size)
     return told + (_of_the_papers(config, method) if config.preset == "paper" else [])
+
+
+def _of_survival(federation: Federation, batch: int) -> list[str]:
+    """Who has no event to learn from, and batches that are too small for Cox's likelihood."""
+    events = {c.name: int(c.train[1][:, 1].sum()) for c in federation.clients}
+    told, none = [], [name for name, count in events.items() if not count]
+    if none:
+        told.append(f"{len(none)} of {len(federation)} clients have no event to learn from: {_some(none)}.")
+    inside = {c.name: batch * events[c.name] / c.samples for c in federation.clients if batch < c.samples}
+    small = [name for name, count in inside.items() if count < FEW_EVENTS]
+    if small and federation.task.loss.name == "cox":
+        told.append(
+            f"With local.batch_size = {batch} a batch of {small[0]!r} has {inside[small[0]]:.1f} events on average, "
+            "and Cox's likelihood compares patients with those of their batch alone: leave the setting out, and a "
+            "batch is the whole silo."
+        )
+    return told
 
 
 def _of_the_papers(config: Config, method: Method) -> list[str]:
@@ -231,7 +252,7 @@ def _class_weights(
     if wanted == "none":
         return None
     if task.kind != "classification":
-        raise ConfigError("local.class_weights are for classification; this task is a regression.")
+        raise ConfigError("local.class_weights are for classification; this task is not.")
     if wanted == "balanced":
         rows = [class_weights(c.train[1], task.outputs) for c in federation.clients]
         return torch.stack(rows).to(device, dtype)

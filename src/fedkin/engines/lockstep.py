@@ -161,14 +161,15 @@ class Pool:
             key = tuple(map(id, (part.x for part in distinct)))
             if key not in self.copies:  # the parts are kept with the copy: an id is theirs as long as they live
                 x, y = torch.cat([part.x for part in distinct]), torch.cat([part.y for part in distinct])
-                self.copies[key] = distinct, Samples(x, y, (), ())
+                weights = [part.weight for part in distinct if part.weight is not None]
+                self.copies[key] = distinct, Samples(x, y, (), (), torch.cat(weights) if weights else None)
             whole, at = self.copies[key][1], 0
             for part in distinct:
                 offsets[id(part.x)] = at
                 at += len(part.x)
         order = [(i, part) for i in range(len(parts[0])) for part in parts]
         starts = tuple(part.starts[i] + offsets[id(part.x)] for i, part in order)
-        return Samples(whole.x, whole.y, starts, tuple(part.counts[i] for i, part in order))
+        return Samples(whole.x, whole.y, starts, tuple(part.counts[i] for i, part in order), whole.weight)
 
 
 def _cohort(cohorts: list[Cohort], pool: Pool) -> Cohort:

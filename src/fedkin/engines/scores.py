@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..base.weights import Layout
-from ..evidence.outputs import CHOSEN, MOST_BYTES, Outputs
+from ..evidence.outputs import CHOSEN, GLOBAL, MOST_BYTES, Outputs, joined
+from ..evidence.own_metric import OwnMetric, asked
 from ..evidence.records import ModelScores, Validation
 from ..runs.folder import Writer
-from ..training.evaluation import Model, Predictor, all_outputs, evaluate, evaluate_all
+from ..training.cohort import Samples
+from ..training.evaluation import Model, Predictor, all_outputs, evaluate_all
+from . import explosion
 from .assembly import Assembly
 
 ENOUGH = 5
-"""Validation samples from which on they decide which model a client gets."""
+"""Validation samples from which on they decide which model a client gets; of survival, those with the event."""
 
 
 @dataclass
@@ -31,6 +35,8 @@ class Scores:
     assembly: Assembly
     test: dict[str, Tensor] = field(default_factory=dict)
     validation: dict[str, Tensor] = field(default_factory=dict)
+    losses: dict[str, Tensor] = field(default_factory=dict)
+    """On validation data."""
 
     @property
     def direction(self) -> int:
@@ -38,23 +44,36 @@ class Scores:
 
     def add(self, clients: list[int], models: dict[str, Model]) -> None:
         """Scores the models (rows of these clients) on each client's own data."""
-        a = self.assembly
-        for book, samples in ((self.test, a.test), (self.validation, a.cohort.validation)):
-            found = evaluate_all(a.execution, samples.take(clients), list(models.values()), a.problem.task.metric)
+        for (book, _), found in zip(self._books(), self._scored(clients, list(models.values())), strict=True):
             for name, scores in zip(models, found, strict=True):
-                vector = book.setdefault(name, torch.full((len(a.problem),), torch.nan, dtype=torch.float64))
+                vector = book.setdefault(name, torch.full((len(self.assembly.problem),), torch.nan, dtype=scores.dtype))
                 vector[clients] = scores
 
     def fill(self, count: int) -> None:
         """Of the first `count` clients, one that was never scored has the initial model's score."""
         a = self.assembly
-        for book, samples in ((self.test, a.test), (self.validation, a.cohort.validation)):
+        for i, (book, samples) in enumerate(self._books()):
             has_samples = torch.tensor(samples.counts[:count]) > 0
             for vector in book.values():
                 missing = (vector[:count].isnan() & has_samples).nonzero().squeeze(1).tolist()
                 if missing:
-                    rows = a.problem.initial.expand(len(missing), -1)
-                    vector[missing] = evaluate(a.execution, samples.take(missing), rows, a.problem.task.metric)
+                    vector[missing] = self._scored(missing, [a.problem.initial.expand(len(missing), -1)])[i][0]
+
+    def _books(self) -> tuple[tuple[dict[str, Tensor], Samples], ...]:
+        held = self.assembly.cohort.validation
+        return (self.test, self.assembly.test), (self.validation, held), (self.losses, held)
+
+    def _scored(self, clients: list[int], models: list[Model]) -> tuple[Tensor, Tensor, Tensor]:
+        """(models, clients) on test data, on validation data, and the loss on these."""
+        a = self.assembly
+        metric, loss = a.problem.task.metric, a.problem.task.loss.as_metric(a.device)
+        test, held = a.test.take(clients), a.cohort.validation.take(clients)
+        tested = evaluate_all(a.execution, test, models, metric)
+        if metric.per_sample and loss.per_sample:  # both in one pass
+            both = evaluate_all(a.execution, held, models, metric.beside(loss))
+            both = both.view(*both.shape[:2], -1)  # without samples there is but one value, which is NaN
+            return tested, both[..., 0], both[..., -1]
+        return tested, evaluate_all(a.execution, held, models, metric), evaluate_all(a.execution, held, models, loss)
 
     def table(self, start: int, stop: int) -> dict[str, ModelScores]:
         """For each model its mean, deviation and vector over clients start to stop, and the same of validation."""
@@ -62,7 +81,10 @@ class Scores:
         for name, vector in self.test.items():
             test, held = vector[start:stop], self.validation[name][start:stop]
             seen, present = held[~held.isnan()], test[~test.isnan()]
-            own = Validation(mean=float(seen.mean()), clients=tuple(held.tolist())) if len(seen) else None
+            own = None
+            if len(seen):
+                loss = self._pooled(self.losses[name], start, stop) if name in self.losses else None
+                own = Validation(mean=float(seen.mean()), clients=tuple(held.tolist()), loss=loss)
             table[name] = ModelScores(
                 mean=float(present.mean()) if len(present) else None,
                 std=float(present.std(correction=0)) if len(present) else None,
@@ -71,12 +93,21 @@ class Scores:
             )
         return table
 
-    def best_model(self, client: int) -> str:
-        """The model that is best on the client's validation data; a tie, or fewer than five samples: the headline."""
-        headline = self.assembly.method.headline
-        if self.assembly.cohort.validation.counts[client] < ENOUGH:
+    def _pooled(self, losses: Tensor, start: int, stop: int) -> float | None:
+        """The mean over all validation samples of these clients; None where it is not finite."""
+        counts = torch.tensor(self.assembly.cohort.validation.counts[start:stop], dtype=losses.dtype)
+        known = counts > 0
+        mean = (losses[start:stop] * counts)[known].sum() / counts[known].sum()
+        return float(mean) if mean.isfinite() else None
+
+    def best_model(self, client: int, exploded: Sequence[str] = ()) -> str:
+        """The model that is best on the client's validation data, of those that did not explode there; a tie, or fewer
+        than five samples (of survival, with the event): the headline."""
+        sound = [name for name in self.validation if name not in exploded]
+        headline = self.assembly.method.headline if self.assembly.method.headline in sound else sound[0]
+        if self.assembly.problem.task.telling(self.assembly.cohort.validation.targets(client)) < ENOUGH:
             return headline
-        score = {n: float(vector[client]) * self.direction for n, vector in self.validation.items()}
+        score = {n: float(self.validation[n][client]) * self.direction for n in sound}
         known = {n: s for n, s in score.items() if not math.isnan(s)}
         top = max(known, key=lambda n: known[n], default=headline)
         return top if headline in known and known[top] > known[headline] else headline
@@ -89,26 +120,44 @@ class HandOut:
 
     scores: Scores
     writer: Writer
+    bounds: Tensor | None = None
+    """(m,) losses beyond which a model has exploded, and is handed to nobody."""
     clients: list[int] = field(default_factory=list)
     handed: list[str] = field(default_factory=list)
     answers: dict[str, list[Tensor]] = field(default_factory=dict)
     """By model, a tensor (n_i, ...) a client."""
     seconds: float = 0.0
     """That this has taken, which are no part of a round."""
+    withheld: list[int] = field(default_factory=list)
+    """Clients all of whose models have exploded: they are handed none."""
 
     def add(self, clients: list[int], models: dict[str, Model]) -> None:
         """The models (rows of these clients), once they are scored."""
         a, started = self.scores.assembly, time.perf_counter()
-        handed = [self.scores.best_model(client) for client in clients]
+        exploded = self._exploded(clients, models)
+        lost = [c for c, own in zip(clients, exploded, strict=True) if len(own) == len(models)]
+        handed = [
+            self.scores.best_model(client, () if client in lost else own)
+            for client, own in zip(clients, exploded, strict=True)
+        ]
         found = self._asked(clients, models, handed) if clients[-1] < a.problem.known else {}
         for i, (client, chosen) in enumerate(zip(clients, handed, strict=True)):
-            self.writer.model(a.problem.names[client], *self._saved(client, i, chosen, models[chosen]))
+            if client not in lost:
+                self.writer.model(a.problem.names[client], *self._saved(client, i, chosen, models[chosen]))
         # Only now, as memory may run out before: then these clients come again.
         self.clients += clients
         self.handed += handed
+        self.withheld += lost
         for name, parts in found.items():
             self.answers.setdefault(name, []).extend(parts)
         self.seconds += time.perf_counter() - started
+
+    def _exploded(self, clients: list[int], models: dict[str, Model]) -> list[list[str]]:
+        """For each client the models whose loss on its training samples is beyond all bounds."""
+        a = self.scores.assembly
+        found = explosion.losses(a, clients, list(models.values()))
+        bounds = self.bounds[clients] if self.bounds is not None else torch.full((len(clients),), torch.inf)
+        return [[name for name, bad in zip(models, own, strict=True) if bad] for own in (found > bounds).T.tolist()]
 
     def end(self) -> None:
         if self.answers:
@@ -127,10 +176,21 @@ class HandOut:
             "model": a.config.model.model_dump(mode="json"),
             "task": {"kind": task.kind, "inputs": list(task.inputs), "outputs": task.outputs},
             "classes": list(task.class_names),
-            "target": {"mean": task.target_mean, "scale": task.target_scale},
+            "target": {"mean": self._zero(client, i, model), "scale": task.target_scale},
             "preprocessing": None if preprocessing is None else preprocessing.to_json(),
         }
         return _named(model, i, a.problem.layout), about
+
+    def _zero(self, client: int, i: int, model: Model) -> float:
+        """What is added to outputs: of survival less the median of the client's training patients, as a log risk means
+        something only beside another."""
+        a = self.scores.assembly
+        if a.problem.task.kind != "survival":
+            return a.problem.task.target_mean
+        own = model.take(torch.tensor([i])) if isinstance(model, Predictor) else model[i : i + 1]
+        (risks,) = all_outputs(a.execution, a.cohort.train.take([client]), own)
+        middle = -float(risks.double().median())
+        return middle if math.isfinite(middle) else 0.0
 
     def _asked(self, clients: list[int], models: dict[str, Model], handed: list[str]) -> dict[str, list[Tensor]]:
         """What these models answer on the test samples: all models, if that does not take much."""
@@ -159,7 +219,7 @@ class HandOut:
         rows = [own for own in tested if own is not None]
         parts = zip(samples.starts, samples.counts, strict=True)
         y = torch.cat([samples.y[start : start + n] for start, n in parts]).cpu()
-        return Outputs(
+        outputs = Outputs(
             clients=tuple(a.problem.names[c] for c in self.clients),
             counts=samples.counts,
             handed=tuple(self.handed),
@@ -171,6 +231,18 @@ class HandOut:
             class_names=task.class_names,
             rows=torch.cat(rows).long() if len(rows) == len(self.clients) else None,
         )
+        return outputs if task.metric.kind is not None else replace(outputs, own=self._own(outputs))
+
+    def _own(self, outputs: Outputs) -> OwnMetric:
+        """What a metric of the user's own says of the models handed out, and of the one for all where there is one."""
+        models = dict(outputs.models)
+        if CHOSEN not in models:
+            models[CHOSEN] = joined(models, outputs.counts, outputs.handed)
+        names, counts = [name for name in (CHOSEN, GLOBAL) if name in models], list(outputs.counts)
+        kept = [torch.split(models[name], counts) for name in names]
+        parts = zip(torch.split(outputs.targets, counts), *kept, strict=True)
+        metric = self.scores.assembly.problem.task.metric
+        return asked(metric, [(dict(zip(names, own, strict=True)), targets) for targets, *own in parts])
 
 
 def _named(model: Model, i: int, layout: Layout) -> dict[str, Tensor]:

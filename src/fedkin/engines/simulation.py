@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
@@ -16,6 +17,7 @@ from ..base import machine, mapped_rows, streams
 from ..base.state import Memory, Message, State, Upload
 from ..base.wording import first_line
 from ..errors import FedkinError
+from ..evidence.progress import exhausted
 from ..evidence.records import Execution, Line, Novel
 from ..methods._method import Method
 from ..methods._problem import Problem
@@ -24,12 +26,13 @@ from ..runs.folder import Writer, read_lines
 from ..training.cohort import Cohort
 from ..training.evaluation import Model
 from ..training.optimisers import Optimiser
-from . import capacity
+from . import capacity, explosion
 from .assembly import Assembly
 from .capacity import OutOfMemory, Room
+from .keeping import Keeper
 from .participation import Attendance
 from .scores import HandOut, Scores
-from .summary import summarise
+from .summary import Outcome, summarise
 
 
 class Interrupted(Exception):
@@ -131,6 +134,7 @@ class Simulation:
         self.problem = assembly.known_problem()
         self.seed = self.config.seeds[2]
         self.scores = Scores(assembly)
+        self.keeper = Keeper(assembly) if self.config.patience else None
         silent = frozenset(i for i, client in enumerate(assembly.federation.clients) if client.silent)
         self.attendance = Attendance(self.config.participation, self.problem.names, self.seed, silent)
         self.best: tuple[int, float] | None = None
@@ -149,6 +153,14 @@ class Simulation:
         """Why clients are stacked, or run one by one."""
         self.trouble: str | None = None
         """Of the execution, as it was told."""
+        self.last = 0
+        """The latest round."""
+        self.withheld: tuple[str, ...] = ()
+        """Clients that are handed no model."""
+        self.upto: int | None = None
+        """Rounds that are run whatever validation data say, and no more: as many as others of a comparison have."""
+        self.exploded: Tensor | None = None
+        """(m,) losses beyond which a client's training has exploded; looked at before the first."""
         self.room = Room(self.config.chunk, "as configured") if self.config.chunk else None
         """How many clients are trained at a time; None until the first training shows what one takes."""
         self.threads = capacity.threads(assembly)
@@ -189,18 +201,31 @@ class Simulation:
         else:
             self._restore(checkpoint)
             first = checkpoint.round + 1
-        for round in range(first, self.config.rounds + 1):
-            yield from self._round(round)
-            self._save(round, last=round == self.config.rounds)
+        self.last = first - 1
+        while not self._done(self.last):
+            self.last += 1
+            yield from self._round(self.last)
+            done = self._done(self.last)
+            self._save(self.last, last=done)
             if self.listener.stop():
-                self._save(round, last=True)
-                left = ", before its closing exchange" if round == self.config.rounds else ""
-                raise Interrupted(f"Stopped after round {round} of {self.config.rounds}{left}; everything is saved.")
-        closing = yield from self._closing(self.config.rounds + 1)
+                self._save(self.last, last=True)
+                left = ", before its closing exchange" if done else ""
+                raise Interrupted(
+                    f"Stopped after round {self.last} of {self.config.rounds}{left}; everything is saved."
+                )
+        closing = yield from self._closing(self.last + 1)
         novel = (yield from self._newcomers()) if self.a.problem.known < len(self.a.problem) else None
-        how = self._how()
         kept = tuple(name for name in closing if name in self.memory)
-        self.writer.summary(summarise(self.writer.path, self.a, closing, kept, novel, self.peak.bytes(), how))
+        came = Outcome(self.last, closing, kept, novel, self.peak.bytes(), self._how(), self.withheld)
+        self.writer.summary(summarise(self.writer.path, self.a, came))
+
+    def _done(self, round: int) -> bool:
+        """Whether that was the last round: as many as were told, or validation data show no further gain."""
+        if round >= (self.upto or self.config.rounds):
+            return True
+        if self.upto or not self.config.patience or round < self.config.patience:
+            return False
+        return exhausted(read_lines(self.writer.path / "rounds.jsonl"), self.config.patience)
 
     def _how(self) -> Execution:
         """How clients were run, for the summary: each choice with its reason."""
@@ -325,7 +350,8 @@ class Simulation:
             mean, count = request.cohort.mean_loss(), request.cohort.loss_count
             self.gradients += 0 if count is None else int(count.sum())
             loss = torch.zeros(len(chunk)) if mean is None else mean.cpu()
-            fine = (sent.finite(len(chunk)) & memory.finite(len(chunk)) & torch.isfinite(loss)).tolist()
+            finite = sent.finite(len(chunk)) & memory.finite(len(chunk)) & torch.isfinite(loss)
+            fine = (finite & (loss <= self._bounds[chunk])).tolist()
             if len(chunk) == len(clients):
                 upload = sent
             else:
@@ -337,9 +363,9 @@ class Simulation:
             good += fine
             del request, reply, sent, memory  # not to be held while the next ones train
         self._tell_trouble()
-        for client, finite in zip(clients, good, strict=True):
-            if not finite:
-                self._diverged(client, round)
+        for client, fine_one, loss in zip(clients, good, torch.cat(losses).tolist(), strict=True):
+            if not fine_one:
+                self._diverged(client, round, loss)
         kept = torch.cat(losses)[good]
         return upload, float(kept.mean()) if len(kept) else None, good
 
@@ -413,15 +439,24 @@ class Simulation:
             self.trouble = self.a.execution.trouble
             self.listener.on_warning(str(self.trouble))
 
-    def _diverged(self, client: int, round: int) -> None:
-        name = self.a.problem.names[client]
-        sentence = f"Round {round}: the training of client {name!r} diverged (its loss or weights are not finite)"
+    @property
+    def _bounds(self) -> Tensor:
+        if self.exploded is None:
+            self.exploded = explosion.bounds(self.a)
+        return self.exploded
+
+    def _diverged(self, client: int, round: int, loss: float) -> None:
+        name, began = self.a.problem.names[client], float(self._bounds[client]) / explosion.BEYOND
+        why = "its loss or weights are not finite"
+        if began * explosion.BEYOND < loss < math.inf:
+            why = f"its loss is {loss:.3g}, where the untrained model has {began:.3g}"
+        sentence = f"Round {round}: the training of client {name!r} diverged ({why})"
         if self.config.on_divergence == "stop":
             raise Diverged(
                 f"{sentence}. The run stops, as configured; rounds before this one are kept. A smaller local.lr or "
                 "local.clip = 1.0 usually helps."
             )
-        self.listener.on_warning(f"{sentence}; its upload is left out and its last finite model stays.")
+        self.listener.on_warning(f"{sentence}; its upload is left out and its last sound model stays.")
 
     def _acknowledge(self, clients: list[int], arrived: list[int]) -> None:
         """Remembers, for each client whose upload did not arrive, where the server believes it to be."""
@@ -448,7 +483,13 @@ class Simulation:
 
     def _scored(self, clients: list[int], mail: Mail, round: int, hand_out: HandOut | None) -> list[str]:
         models = self._models(clients, mail, round)
-        self.scores.add(clients, models)
+        if hand_out is None or hand_out.scores is self.scores:
+            self.scores.add(clients, models)
+            if self.keeper is not None and clients[-1] < self.a.problem.known:
+                self.keeper.add(clients, models)
+        elif self.keeper is not None:  # what was chosen, which is not what it is now
+            models = self.keeper.of(clients, models)
+            hand_out.scores.add(clients, models)
         if hand_out is not None:
             hand_out.add(clients, models)
         return list(models)
@@ -468,6 +509,8 @@ class Simulation:
         scored = self.scores.table(0, len(self.problem))
         record = Line(round=round, gradients=self.gradients, **facts, models=scored)
         self.writer.line(record)
+        if self.keeper is not None:
+            self.keeper.settle(record)
         score = record.models[self.method.headline].mean
         better = score is not None and (self.best is None or (score - self.best[1]) * self.scores.direction > 0)
         if xi is not None:
@@ -479,7 +522,7 @@ class Simulation:
     def _keep_xi(self, round: int, xi: Tensor, better: bool) -> None:
         """Every round for up to 200 clients, every tenth beyond; the best and the last always."""
         every = 1 if len(self.problem) <= 200 else 10
-        if round % every == 0 or better or round > self.config.rounds:
+        if round % every == 0 or better or round > self.last:
             self.writer.collaboration(round, xi)
         if better and self.best and self.best[0] % every:
             self.writer.forget_collaboration(self.best[0])
@@ -495,8 +538,9 @@ class Simulation:
             behind = self.attendance.behind(read_lines(self.writer.path / "rounds.jsonl")[-1])
         if behind:
             _, loss, good = yield from self._train(behind, mail, round)
-        hand_out = HandOut(self.scores, self.writer)
-        names = self._score(everyone, mail, round, hand_out)
+        chosen = self.scores if self.keeper is None else Scores(self.a)
+        hand_out = HandOut(chosen, self.writer, self._bounds)
+        names = self._score(everyone, mail, round, hand_out if self.keeper is None else None)
         self._record(
             round,
             self.server.xi if "xi" in self.server else None,
@@ -507,8 +551,18 @@ class Simulation:
             diverged=tuple(self.problem.names[c] for c, fine in zip(behind, good, strict=True) if not fine),
             final=True,
         )
+        if self.keeper is not None:
+            self._score(everyone, mail, round, hand_out)
         hand_out.end()
+        self._withhold(hand_out)
         return names
+
+    def _withhold(self, hand_out: HandOut) -> None:
+        """Tells who is handed no model."""
+        for client in hand_out.withheld:
+            name = self.a.problem.names[client]
+            self.withheld += (name,)
+            self.listener.on_warning(f"Client {name!r} is handed no model: all that {self.config.method} has exploded.")
 
     # ---- newcomers ----
 
@@ -523,7 +577,7 @@ class Simulation:
         begin = streams.rng(self.seed, 0)  # what is drawn for a newcomer is what it would have had from the beginning
         self.server = self._at_the_server(lambda: self.method.welcome(self.problem, self.server, begin))
         self.memory = self._at_the_server(lambda: State.join([self.memory, self._enlisted(self.problem, numbers)]))
-        first = self.config.rounds + 2
+        first = self.last + 2
         exchanges = min(self.method.newcomer_rounds, self.config.participation.novel_exchanges)
         for round in range(first, first + exchanges):
             mail = self._mail(newcomers, round)
@@ -539,7 +593,9 @@ class Simulation:
         mail = self._mail(newcomers, last)
         epochs = 1 + self.config.participation.novel_exchanges - exchanges
         yield from self._train(newcomers, mail, last, epochs=epochs)
-        self._score(newcomers, mail, last, HandOut(self.scores, self.writer))
+        hand_out = HandOut(self.scores, self.writer, self._bounds)
+        self._score(newcomers, mail, last, hand_out)
+        self._withhold(hand_out)
         record = self._record_novel(last, known)
         return Novel(clients=self.problem.names[known:], models=record.models)
 
@@ -575,6 +631,8 @@ class Simulation:
             "held": held,
             "test": State(**self.scores.test),
             "validation": State(**self.scores.validation),
+            "losses": State(**self.scores.losses),
+            "kept": self.keeper.state() if self.keeper is not None else State(),
             "best": best,
             "at_once": State({"clients": torch.tensor(at_once), "threads": torch.tensor(self.threads[0])}),
         }
@@ -583,7 +641,10 @@ class Simulation:
     def _restore(self, checkpoint: Checkpoint) -> None:
         states = checkpoint.states
         self.server, self.memory = self._kept(states["server"]), self._kept(states["memory"])
-        self.scores.test, self.scores.validation = dict(states["test"].items()), dict(states["validation"].items())
+        for book in ("test", "validation", "losses"):
+            setattr(self.scores, book, dict(states[book].items()))
+        if self.keeper is not None:
+            self.keeper.restore(states["kept"])
         held = states["held"]
         if held:
             rows = State(**{n: t for n, t in held.items() if n != "held.clients"}).to(self.a.device)

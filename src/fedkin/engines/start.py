@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from .. import data
+from .. import data, methods
+from ..base import given as given_by_name
 from ..base.task import reference_of
-from ..data.federation import Federation
+from ..data.federation import Federation, FederationError
 from ..errors import FedkinError
 from ..runs.checkpoint import Checkpoint
 from ..runs.config import Config, merge, read_toml, resolve
@@ -29,18 +31,72 @@ Network = Callable[..., nn.Module] | nn.Module | str | Settings
 ours by its name or its table of settings."""
 
 
+Silos = Federation | Callable[..., Federation] | Mapping[str, Any]
+"""A federation, a function that makes one (from `seed` and `clients` if it takes them), or {client: (x, y)}."""
+
+
 def prepare(
     config: Settings | Config | Path | str | None = None,
     *,
-    federation: Federation | None = None,
+    federation: Silos | None = None,
     model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
     **settings: Any,
 ) -> Assembly:
     """Everything up to the first round, without writing anything."""
-    objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
-    return assembled(configured(merge(table(config), settings), **objects), **objects)
+    raw, objects = understood(config, settings, federation=federation, model=model, loss=loss, metric=metric)
+    return assembled(configured(raw, **objects), **objects)
+
+
+def understood(
+    config: Settings | Config | Path | str | None, settings: Settings, *, federation: Silos | None, **objects: Any
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Settings with names in them, and the Python objects that are no more than objects.
+
+    A method may be given as a class, or as an object of one, whose settings count; a function that makes a federation
+    is a data set by its name, so that it is called anew for every seed.
+    """
+    raw = merge(table(config), settings)
+    if "method" in raw:
+        name, own = methods.name_of(raw["method"])
+        raw = merge({"settings": own} if own else {}, raw | {"method": name})
+    found = silos(federation)
+    if found is not None and not isinstance(found, Federation):
+        raw, found = merge(raw, {"data": {"name": given_by_name.remembered(found)}}), None
+    return raw, {"federation": found, **objects}
+
+
+def again(config: Settings, method: methods.Named | None, federation: Silos | None) -> Federation | None:
+    """What a run that goes on is given anew: a class and a function are known by the names that the run has for them,
+    and a federation is returned."""
+    if method is not None and methods.name_of(method)[0] != config.get("method"):
+        raise RunError(f"The run is of the method {config.get('method')!r}, not of {methods.name_of(method)[0]!r}.")
+    found = silos(federation)
+    if found is None or isinstance(found, Federation):
+        return found
+    if config.get("data", {}).get("given"):
+        return cast(Federation, found())
+    name = given_by_name.remembered(found)
+    if name != config.get("data", {}).get("name"):
+        raise RunError(f"The run is on the data {config.get('data', {}).get('name')!r}, not on {name!r}.")
+    return None
+
+
+def silos(given: Any) -> Any:
+    """Of arrays or datasets by client, their federation; a federation, or a function that makes one, as it is."""
+    if isinstance(given, Mapping):
+        parts = [part for each in given.values() for part in (each if isinstance(each, tuple | list) else [each])]
+        datasets = any(isinstance(part, Dataset) for part in parts)
+        return Federation.from_datasets(given) if datasets else Federation.from_arrays(given)
+    if given is None or isinstance(given, Federation) or callable(given):
+        return given
+    table = hasattr(given, "columns")
+    raise FederationError(
+        "`federation` takes a fedkin.Federation, a function that gives one, or {client: (x, y)}, not "
+        + ("a table: fedkin.Federation.from_table(table, client, target) makes one of it." if table else "")
+        + ("" if table else f"{given!r}; a data set, a file or a folder is named by `data`.")
+    )
 
 
 def configured(
@@ -65,7 +121,7 @@ def configured(
     for key, given in (("loss", loss), ("metric", metric)):
         if given is not None:
             own.setdefault("learning", {})[key] = reference_of(given)
-    return resolve(merge(raw, own))
+    return resolve(merge(raw, own), None if federation is None else federation.suited)
 
 
 def assembled(
@@ -140,6 +196,34 @@ def reopened(
     writer.cut_back(checkpoint.round if checkpoint else 0)
     _announce(ready, listener)
     return Simulation(ready, writer, listener), checkpoint
+
+
+def lengthened(run: RunFolder, rounds: int) -> Config | None:
+    """The configuration of a run with so many rounds in all; None where it is complete with these. A run cannot be made
+    shorter than it is."""
+    config = run.resolved()
+    done = max((line.round for line in run.rounds if not (line.final or line.novel)), default=0)
+    if rounds < done:
+        raise RunError(f"The run in {run.path} has {done} rounds; with --rounds {rounds} it would lose some of them.")
+    if run.complete and rounds == done:
+        return None
+    if run.complete and not Writer(run.path).checkpoint.exists():
+        raise RunError(f"The run in {run.path} has no checkpoint to go on from; run it again with --rounds {rounds}.")
+    return config.model_copy(update={"rounds": max(rounds, config.rounds) if config.patience else rounds})
+
+
+def lengthen(run: RunFolder, config: Config, listener: Listener | None = None) -> None:
+    """Makes a run unfinished, with more rounds to go, and tells in what it differs from one that had them at once."""
+    before = run.resolved()
+    Checkpoint.load(Writer(run.path).checkpoint, config)  # which is refused before anything is changed
+    differs = []
+    if config.local.schedule == "cosine":
+        differs.append(f"local.schedule = 'cosine' fell by {before.rounds} rounds until now, and by {config.rounds} on")
+    if config.settings.get("mode") == "theory" and config.settings.get("alpha") == "auto":
+        differs.append(f"settings.alpha = 'auto' went by {before.rounds} rounds until now, and by {config.rounds} on")
+    if differs and listener:
+        listener.on_warning(f"This is not what a run of {config.rounds} rounds would be: {'; '.join(differs)}.")
+    Writer(run.path).reopen(config)
 
 
 def opened(

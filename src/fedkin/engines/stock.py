@@ -7,6 +7,7 @@ trying the model. Nothing in it changes while runs go on, so the methods of a co
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,10 +19,11 @@ from .. import data
 from ..base import streams
 from ..base.machine import chosen_device
 from ..base.settings import ConfigError
-from ..base.task import Task, loss_named, metric_named
+from ..base.survival import comparable_with
+from ..base.task import LOSSES, METRICS, Task, loss_named, metric_named
 from ..base.weights import Layout
 from ..data.corrupt import corrupt
-from ..data.federation import Federation, FederationError
+from ..data.federation import Federation, FederationError, Pair
 from ..runs.config import Config
 from ..training import models
 from ..training.choose import Choice, choose
@@ -77,6 +79,12 @@ class Stock:
     def choice(self) -> Choice:
         """How clients are run; tried when it is first asked for."""
         x, y = self.federation.clients[0].train
+        if self.task.kind == "survival":  # patients without the event have no gradient, which would show nothing
+            x, y = max(
+                (client.train for client in self.federation.clients), key=lambda pair: self.task.telling(pair[1])
+            )
+            late = y[:, 1].argsort(descending=True, stable=True)
+            x, y = x[late], y[late]
         first = _cast(x, self.dtype)[:4].to(self.device), _cast(y, self.dtype)[:4].to(self.device)
         return choose(self.module, self.layout, self.task.loss, *first, self.execution, self.precision)
 
@@ -129,7 +137,7 @@ def stocked(config: Config, objects: Objects, federation: Federation | None = No
     split_seed, init_seed, _ = config.seeds
     federation = objects.federation or federation or load_federation(config)
     dtype, device = DTYPES[config.precision], chosen_device(config.device)
-    federation = replace(federation, task=_task(federation.task, config, objects.loss, objects.metric))
+    federation = _as_the_loss_wants(federation, config, objects)
     federation = federation.with_validation(config.data.validation, split_seed)
     federation = corrupt(federation, seed=split_seed, **config.corruption.model_dump())
     newcomers = _newcomers(federation, config.participation.novel, split_seed)
@@ -154,8 +162,8 @@ def stocked(config: Config, objects: Objects, federation: Federation | None = No
     if layout.parameters == 0:
         raise models.ModelError("The model has no parameter that could be trained.")
 
-    def samples(pairs: list[tuple[Tensor, Tensor]]) -> Samples:
-        return Samples.of([(_cast(x, dtype), _cast(y, dtype)) for x, y in pairs], device)
+    def samples(pairs: list[tuple[Tensor, Tensor]], weight: Tensor | None = None) -> Samples:
+        return Samples.of([(_cast(x, dtype), _cast(y, dtype)) for x, y in pairs], device, weight)
 
     return Stock(
         related=federation,
@@ -166,7 +174,7 @@ def stocked(config: Config, objects: Objects, federation: Federation | None = No
         layout=layout,
         initial=layout.row(module, dtype).to(device),
         fresh=fresh,
-        train=samples([c.train for c in everyone.clients]),
+        train=samples([c.train for c in everyone.clients], _sample_weights(everyone, dtype)),
         validation=samples([c.validation or (c.train[0][:0], c.train[1][:0]) for c in everyone.clients]),
         test=samples([c.test for c in everyone.clients]),
         device=device,
@@ -191,6 +199,61 @@ def _task(task: Task, config: Config, loss: Function | None, metric: Function | 
     return replace(task, metric=task.metric.in_units(task.units[1]))
 
 
+def _as_the_loss_wants(federation: Federation, config: Config, objects: Objects) -> Federation:
+    """The federation with its loss and metric; its targets as they were, where these were scaled for our losses and the
+    loss is a user's own."""
+    task = federation.task
+    own_loss = not task.loss.ours if config.learning.loss == "default" else config.learning.loss not in LOSSES
+    if task.scaled_unasked and own_loss:
+        mean, scale = task.target_mean, task.target_scale
+
+        def as_it_was(pair: Pair) -> Pair:
+            return pair[0], _to_twelve_digits(mean + scale * pair[1].double())
+
+        federation = replace(
+            federation,
+            clients=tuple(
+                replace(
+                    client,
+                    train=as_it_was(client.train),
+                    test=as_it_was(client.test),
+                    validation=client.validation and as_it_was(client.validation),
+                )
+                for client in federation.clients
+            ),
+            task=replace(task, target_mean=0.0, target_scale=1.0, scaled_unasked=False),
+        )
+    task = _task(federation.task, config, objects.loss, objects.metric)
+    _refuse_what_does_not_fit(task, federation)
+    return replace(federation, task=task)
+
+
+def _to_twelve_digits(values: Tensor) -> Tensor:
+    """Rounded there, so that a 0 or a 3 that was scaled is a 0 or a 3 again."""
+    largest = float(values.nan_to_num().abs().max()) if len(values) else 0.0
+    return values.round(decimals=12 - math.ceil(math.log10(largest))) if largest else values
+
+
+def _refuse_what_does_not_fit(task: Task, federation: Federation) -> None:
+    survival = task.kind == "survival"
+    if task.loss.ours and survival != (task.loss.name == "cox"):
+        fitting = "cox" if survival else "another"
+        raise ConfigError(
+            f"The loss {task.loss.name!r} is not for {task.kind}; take {fitting}, or your own as "
+            "'package.module:function'."
+        )
+    if task.kind != "regression":
+        return
+    target = federation.clients[0].train[1]
+    width = target[0].numel()
+    for what in (task.loss if task.loss.ours else None, task.metric if task.metric.name in METRICS else None):
+        if what is not None and width != task.outputs:
+            raise ConfigError(
+                f"{what.name} compares outputs with targets one by one, and here there are {task.outputs} and {width} "
+                "of a sample. Where targets are wider than outputs, give a loss and a metric of your own."
+            )
+
+
 def _newcomers(federation: Federation, share: float, seed: int) -> list[str]:
     """Names held out as newcomers, by lot."""
     count = round(share * len(federation))
@@ -201,6 +264,13 @@ def _newcomers(federation: Federation, share: float, seed: int) -> list[str]:
 
 
 def _refuse_what_has_no_score(federation: Federation) -> None:
+    if federation.task.metric.name == "c_index" and not any(
+        comparable_with(client.test[1]).any() for client in federation.clients
+    ):
+        raise FederationError(
+            "No client's test data has two patients who can be compared, one of whom had the event first, so nobody "
+            "would have a C-index; set more samples aside for testing (data.test_fraction)."
+        )
     if federation.task.metric.name != "auc":
         return
     if all(len(set(client.test[1].tolist())) < 2 for client in federation.clients):
@@ -217,6 +287,14 @@ def _refuse_what_no_one_can_average(module: nn.Module) -> None:
                 f"Layer {name!r} is a BatchNorm with momentum=None, whose average needs a count of batches that cannot "
                 "be mixed between clients. Give it a momentum, such as 0.1."
             )
+
+
+def _sample_weights(federation: Federation, dtype: torch.dtype) -> Tensor | None:
+    """(n,) of all clients' training samples; 1 where a client brings none, None where nobody does."""
+    if all(client.weight is None for client in federation.clients):
+        return None
+    each = [torch.ones(c.samples) if c.weight is None else c.weight for c in federation.clients]
+    return torch.cat(each).to(dtype)
 
 
 def _cast(values: Tensor, dtype: torch.dtype) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -12,46 +13,56 @@ import torch
 
 from .. import data
 from ..base.machine import device_name
+from ..evidence.progress import chosen, still_improving
 from ..evidence.records import Collaboration, Execution, ModelSummary, Novel, Summary
+from ..evidence.untrained import untrained
 from ..maths import statistics
 from ..runs.folder import read_lines
 from .assembly import Assembly
 
 
-def summarise(
-    path: Path,
-    a: Assembly,
-    closing: Sequence[str],
-    kept: tuple[str, ...],
-    novel: Novel | None,
-    peak_bytes: int,
-    execution: Execution,
-) -> Summary:
-    """The summary of a run from its rounds.jsonl and the last xi. `closing`: the names of its models; `kept`: of those
-    that clients remember; `execution`: how clients were run."""
+@dataclass(frozen=True)
+class Outcome:
+    """What a run knows of itself at its end."""
+
+    rounds: int
+    models: Sequence[str]
+    """The names of its models."""
+    kept: tuple[str, ...]
+    """Those of them that clients remember."""
+    novel: Novel | None
+    peak_bytes: int
+    execution: Execution
+    withheld: tuple[str, ...]
+
+
+def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
+    """The summary of a run from its rounds.jsonl and the last xi."""
     lines = [line for line in read_lines(path / "rounds.jsonl") if not line.novel]
     problem, config, metric = a.known_problem(), a.config, a.problem.task.metric
     higher = metric.higher_is_better
     models = {}
-    for name in closing:
+    for name in came.models:
         test = np.array([line.models[name].clients for line in lines], dtype=np.float64)
-        held = [v.clients for line in lines if (v := line.models[name].validation) is not None]
-        validation = None if len(held) < len(lines) else np.array(held, dtype=np.float64)
+        known = all(line.models[name].validation is not None for line in lines)
+        taken = chosen(lines, name, higher, config.patience)
         at, best = statistics.best_mean(test, higher)
         models[name] = ModelSummary(
             bmta=best,
             bmta_round=lines[at].round,
             last=statistics.last(test),
             last10=statistics.last10(test),
-            validated=statistics.validated(test, validation, higher),
+            validated=float(statistics.client_means(test)[taken]) if known else None,
+            validated_round=lines[taken].round if known else None,
             std=float(np.nanstd(test[at])),
+            improving=still_improving(lines, name),
         )
     return Summary(
         method=config.method,
         data=data.short(config.data.name),
         split=config.data.split,
         seed=config.seed,
-        rounds=config.rounds,
+        rounds=came.rounds,
         preset=config.preset,
         clients=problem.names,
         groups=None if problem.groups is None else tuple(problem.groups.tolist()),
@@ -61,16 +72,21 @@ def summarise(
         higher_is_better=higher,
         headline=a.method.headline,
         models=models,
-        kept=kept,
+        kept=came.kept,
         collaboration=_collaboration(path, a, models[a.method.headline].bmta_round),
-        novel=novel,
+        novel=came.novel,
+        untrained=untrained(a.problem.task, ((c.train, c.test) for c in a.federation.clients[: a.problem.known])),
+        notes=a.federation.notes,
+        ended="rounds" if came.rounds == config.rounds or not config.patience else "validation",
+        diverged=tuple(dict.fromkeys(name for line in lines for name in line.diverged)),
+        withheld=came.withheld,
         bytes_down=sum(line.bytes_down for line in lines),
         bytes_up=sum(line.bytes_up for line in lines),
         gradients=sum(line.gradients for line in lines),
         seconds=sum(line.seconds for line in lines),
-        peak_bytes=peak_bytes,
+        peak_bytes=came.peak_bytes,
         parameters=problem.layout.parameters,
-        execution=execution,
+        execution=came.execution,
         versions=versions(),
         commit=commit(),
         device=device_name(a.device),

@@ -5,7 +5,7 @@ Scores come as (rounds, clients). A NaN is a client without data to be scored on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -48,11 +48,18 @@ def validated(test: ArrayLike, validation: ArrayLike | None, higher: bool = True
     """
     if validation is None:
         return None
-    chosen, tested = client_means(validation), client_means(test)
-    if len(chosen) != len(tested):
-        raise ValueError(f"There are {len(tested)} rounds of test scores but {len(chosen)} of validation scores.")
-    index = _best(chosen, higher)
+    tested = client_means(test)
+    if len(np.asarray(validation)) != len(tested):
+        raise ValueError(
+            f"There are {len(tested)} rounds of test scores but {len(np.asarray(validation))} of validation scores."
+        )
+    index = validated_round(validation, higher)
     return None if index is None else float(tested[index])
+
+
+def validated_round(validation: ArrayLike, higher: bool = True) -> int | None:
+    """The round (its index; the earliest of equals) with the best mean validation score; None where none is finite."""
+    return _best(client_means(validation), higher)
 
 
 def client_means(scores: ArrayLike) -> NDArray[np.float64]:
@@ -136,6 +143,33 @@ def interval(values: ArrayLike, level: float = 0.95) -> tuple[float, float] | No
     return float(sample.mean() - half), float(sample.mean() + half)
 
 
+Interval = Callable[[float], tuple[float, float]]
+"""level -> (low, high): a way to make an interval, at any level."""
+SURE = 1e-9
+"""No p-value is told to be smaller."""
+
+
+def p_value(interval: Interval) -> float:
+    """The smallest alpha at which the interval of level 1 - alpha leaves 0 out: below 0.05 where that of 95 % does. NaN
+    where the interval is not known."""
+
+    def outside(alpha: float) -> bool:
+        low, high = interval(1 - alpha)
+        return low > 0 or high < 0
+
+    if np.isnan(interval(0.95)).any():
+        return float("nan")
+    inside, out = (SURE, 0.05) if outside(0.05) else (0.05, 1 - SURE)
+    if not outside(out):
+        return 1.0
+    if outside(inside):
+        return inside
+    for _ in range(40):
+        middle = float(np.sqrt(inside * out))
+        inside, out = (inside, middle) if outside(middle) else (middle, out)
+    return out
+
+
 def accuracy_interval(correct: float, n: float, level: float = 0.95) -> tuple[float, float]:
     """Wilson's interval for an accuracy of `correct` out of `n` samples; sound near 0, near 1 and for few samples."""
     if not 0 <= correct <= n or n == 0:
@@ -153,13 +187,15 @@ def balanced_interval(correct: Sequence[int], n: Sequence[int], level: float = 0
     return mover([(k / m, *accuracy_interval(k, m, level)) for k, m in zip(correct, n, strict=True)])
 
 
-def mover(parts: Sequence[tuple[float, float, float]]) -> tuple[float, float]:
-    """An interval for the mean of independent estimates, each (value, low, high): what they deviate downwards is
-    added in squares, and upwards likewise (Zou and Donner 2008). It holds the mean and stays within the means of the
-    ends."""
+def mover(parts: Sequence[tuple[float, float, float]], weights: Sequence[float] | None = None) -> tuple[float, float]:
+    """An interval for the mean of independent estimates, each (value, low, high), plain or with these weights: what
+    they deviate downwards is added in squares, and upwards likewise (Zou and Donner 2008). It holds the mean and stays
+    within the means of the ends."""
     value, low, high = np.array(parts, dtype=np.float64).T
-    down, up = np.sqrt(((value - low) ** 2).sum()), np.sqrt(((high - value) ** 2).sum())
-    return float((value.sum() - down) / len(value)), float((value.sum() + up) / len(value))
+    share = np.ones(len(value)) if weights is None else np.asarray(weights, dtype=np.float64)
+    down, up = (float(np.sqrt(((share * side) ** 2).sum())) for side in (value - low, high - value))
+    middle, total = float((share * value).sum()), float(share.sum())
+    return (middle - down) / total, (middle + up) / total
 
 
 def auc_interval(auc: float, positives: float, negatives: float, level: float = 0.95) -> tuple[float, float]:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from ..training.skill import skills
+from ..training.skill import known
 from ._method import Cohort, Memory, Message, State, Tensor
 from ._shared import Auto, EachShare
 
@@ -60,24 +60,40 @@ def heeded(cohort: Cohort, message: Message, memory: Memory) -> tuple[Tensor, di
     tau, told, v = message.tau, message.trust, memory.alone
     mixed = tau > 0
     z = torch.where(mixed[:, None], w + (u - w) / torch.where(mixed, tau, 1.0)[:, None], w)
-    others, own, alone = _knowledge(cohort, z, v, w)
-    found = torch.where(mixed, trust(others, own).to(u), told)
+    found, alone = _found(cohort, z, v, w)
+    found = torch.where(mixed, found.to(u), told)
     kept = torch.where(mixed, (found / told.clamp(min=LEAST)).clamp(max=1), 1.0)[:, None]
     mine = torch.where((mixed & alone & (found == 0))[:, None], v, w)
     return torch.where(kept == 1, u, mine + kept * (u - mine)), {"trust": found}
 
 
-def _knowledge(cohort: Cohort, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(m,) the skill of the others' models, which were trained on other data; what a client's own would be on other
-    data; and whether that is v's."""
-    device = z.device
+def _found(cohort: Cohort, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    """(m,) trust in the others by what their models know of the client's data, of which they saw nothing, and by how
+    often they are right there, whichever is less; and whether the client's own model, beside which that is seen, is v.
+    """
     trained, held = (
-        skills(cohort.execution, part, [z, v, w], cohort.task).to(device) for part in (cohort.train, cohort.validation)
+        [each.to(z.device) for each in known(cohort.execution, part, [z, v, w], cohort.task)]
+        for part in (cohort.train, cohort.validation)
     )
-    alone = trained[1] > trained[2]
-    ours, ours_held = (torch.where(alone, each[1], each[2]) for each in (trained, held))
-    n = torch.tensor(cohort.validation.counts, dtype=ours.dtype, device=device)
-    return trained[0], (n * ours_held + GUESS * HOLDS * ours) / (n + GUESS), alone
+    alone = trained[0][1] > trained[0][2]
+    n = torch.tensor(_telling(cohort), dtype=torch.float64, device=z.device).T
+    both = []
+    for on_train, on_held, count in zip(trained, held, n, strict=True):
+        ours, ours_held = (torch.where(alone, each[1], each[2]) for each in (on_train, on_held))
+        both.append(trust(on_train[0], (count * ours_held + GUESS * HOLDS * ours) / (count + GUESS)))
+    return torch.minimum(*both), alone
+
+
+def _telling(cohort: Cohort) -> list[tuple[int, int]]:
+    """For each client how many validation samples say something of a model's skill, and of how often it is right: of a
+    single class nothing is to be known."""
+    told = []
+    for i in range(len(cohort.validation)):
+        targets = cohort.validation.targets(i)
+        count = cohort.task.telling(targets)
+        single = cohort.task.kind == "classification" and len(targets) > 0 and bool((targets == targets[0]).all())
+        told.append((0 if single else count, count))
+    return told
 
 
 def asked(mode: str, weight: object) -> bool:

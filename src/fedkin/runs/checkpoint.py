@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,7 +26,7 @@ class Checkpoint:
     def save(self, path: Path, config: Config) -> None:
         tensors = {f"{kind}/{n}": t.contiguous().cpu() for kind, s in self.states.items() for n, t in s.items()}
         shared = {kind: sorted(state.shared) for kind, state in self.states.items()}
-        metadata = {"round": str(self.round), "shared": json.dumps(shared), "config": digest(config)}
+        metadata = {"round": str(self.round), "shared": json.dumps(shared), "config": digest(config, LENGTH)}
         path.parent.mkdir(exist_ok=True)
         with replacing(path) as new:
             save_file(tensors, new, metadata)
@@ -40,7 +41,7 @@ class Checkpoint:
             raise RunError(
                 f"The checkpoint {path} cannot be read ({error}); remove it to start from round 1."
             ) from None
-        if metadata.get("config") != digest(config):
+        if metadata.get("config") != digest(config, LENGTH):
             raise RunError(
                 f"The checkpoint {path} belongs to another configuration than config.toml beside it, or is of another "
                 "version of fedkin. Put the old one back, or start a new run in another folder."
@@ -53,5 +54,10 @@ class Checkpoint:
         return Checkpoint(at, states)
 
 
-def digest(config: Config) -> str:
-    return hashlib.sha256(to_toml(config.model_dump(mode="json")).encode()).hexdigest()
+def digest(config: Config, apart: Set[str] = frozenset()) -> str:
+    """Of the settings, some set apart."""
+    return hashlib.sha256(to_toml(config.model_dump(mode="json", exclude=set(apart))).encode()).hexdigest()
+
+
+LENGTH = frozenset({"rounds", "patience"})
+"""Settings that a checkpoint does not depend on: a run may be made longer."""

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from .. import data, methods, papers
 from ..base.settings import ConfigError, unknown_key, validated
+from ..data import events
 from ..data.preprocessing import TableSettings
 from ..methods._method import Method
 from ..training.optimisers import Local
@@ -43,11 +44,15 @@ class Data(_Strict):
     ] = None
     validation: Annotated[Share, Field(description="share of each client's training data kept for validation")] = 0.1
     alpha: Annotated[float, Field(gt=0, description="dirichlet: the smaller, the more skewed")] = 0.3
+    least: Annotated[int, Field(ge=1, description="dirichlet: training samples that every client has")] = 8
     classes_per_client: Annotated[int, Field(ge=1, description="pathological")] = 2
     dominating: Annotated[float, Field(gt=0, lt=1, description="practical: share of the dominating classes")] = 0.8
     classes: Annotated[
-        Literal["default", "uniform"],
-        Field(description="practical: uniform deals every class alike, also where they are of different size (emnist)"),
+        Literal["default", "uniform", "drawn"],
+        Field(
+            description="practical: uniform deals every class alike, also where they are of different size (emnist); "
+            "drawn: as often as by lot"
+        ),
     ] = "default"
     shift: Annotated[int, Field(description="relabelled, mixed: group g's label is (y + shift g) mod classes")] = 2
     agreeing: Annotated[Part, Field(description="mixed: part of the clients whose labels mean the same")] = 12
@@ -103,12 +108,12 @@ class Model(_Strict):
 class Learning(_Strict):
     """Loss and metric, by name or 'package.module:function'; by default what the data set's task has."""
 
-    loss: Annotated[str, Field(description="cross_entropy; mse, masked_mse; or your own")] = "default"
+    loss: Annotated[str, Field(description="cross_entropy; mse, masked_mse; cox; or your own")] = "default"
     metric: Annotated[
         str,
         Field(
-            description="accuracy, balanced_accuracy, auc, log_loss; mse, rmse, mae, also as masked_mse and so on; or "
-            "your own"
+            description="accuracy, balanced_accuracy, auc, log_loss; mse, rmse, mae, also as masked_mse and so on; "
+            "c_index; or your own"
         ),
     ] = "default"
     lower_is_better: Annotated[bool, Field(description="of a metric of your own: the lower, the better")] = False
@@ -129,7 +134,14 @@ class Config(_Strict):
     """One run of one method."""
 
     method: Annotated[str, Field(description="`fedkin methods` lists them; or 'package.module:Class'")] = "fedamp"
-    rounds: Annotated[int, Field(ge=1, description="exchanges between server and clients")] = 100
+    rounds: Annotated[
+        int,
+        Field(ge=1, description="exchanges between server and clients; auto: until validation data show no gain"),
+    ] = 100
+    patience: Annotated[
+        int,
+        Field(ge=0, description="rounds without a better validation loss after which a run ends; 0: it does not"),
+    ] = 0
     seed: Annotated[int, Field(ge=0, description="of the split, the start and the training")] = 0
     split_seed: Annotated[int | None, Field(ge=0, description="by default seed")] = None
     init_seed: Annotated[int | None, Field(ge=0, description="by default seed")] = None
@@ -181,16 +193,20 @@ class Config(_Strict):
         return tuple(self.seed if s is None else s for s in given)  # type: ignore[return-value]
 
 
+AUTO = {"rounds": 300, "patience": 20}
+"""What rounds = "auto" stands for: at most so many, by which schedules go, and how long to wait for a gain."""
+
 NAMED = ("data", "model")
 """Tables for which a name may stand."""
 
 
-def resolve(raw: Mapping[str, Any]) -> Config:
+def resolve(raw: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> Config:
     """A complete configuration from what the user said.
 
     What is not said comes from the method where it presupposes something, then from the data set, then from here.
+    `given`: what suits a federation that was given as an object.
     """
-    raw = {k: {"name": v} if k in NAMED and isinstance(v, str) else v for k, v in raw.items()}
+    raw = _how_long({k: {"name": v} if k in NAMED and isinstance(v, str) else v for k, v in raw.items()})
     _refuse_unknown(raw, Config, "")
     shape = validated(Config, {k: v for k, v in raw.items() if k != "settings"}, "")
     method = methods.find(shape.method)
@@ -198,6 +214,10 @@ def resolve(raw: Mapping[str, Any]) -> Config:
     if not shape.data.given:
         _refuse_table_settings(shape)
         layers.append(data.defaults(shape.data.name))
+        if shape.table.survival:
+            layers = [{**layers[0], **events.DEFAULTS}]
+    elif given:
+        layers.append(given)
     layers.append({"local": method.local})
     layers.append(method.suited(shape.data.name))
     if shape.budget == "native":
@@ -205,7 +225,7 @@ def resolve(raw: Mapping[str, Any]) -> Config:
     if shape.preset == "paper":
         layers += [papers.preset(), {"settings": method.paper(shape.data.name, shape.data.split)}]
     merged: dict[str, Any] = {}
-    for layer in [*layers, raw]:
+    for layer in [*map(_how_long, layers), raw]:
         merged = merge(merged, layer)
     if "name" in raw.get("model", {}):
         merged["model"] = raw["model"]  # another model does not take the data set's model's settings
@@ -221,6 +241,14 @@ def resolve(raw: Mapping[str, Any]) -> Config:
     config = validated(Config, merged, "")
     _refuse_half_a_teacher(config)
     return config
+
+
+def _how_long(layer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """rounds = "auto" in numbers; and who says a number of rounds, and no patience, means all of them."""
+    rounds = layer.get("rounds")
+    if rounds == "auto":
+        return {**layer, "rounds": AUTO["rounds"], "patience": layer.get("patience", AUTO["patience"])}
+    return layer if rounds is None else {"patience": 0, **layer}
 
 
 def merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,8 +289,7 @@ def _refuse_unknown(raw: Mapping[str, Any], model: type[BaseModel], where: str) 
 
 def _refuse_table_settings(config: Config) -> None:
     """Who names a table's columns means a table, not a data set that has none."""
-    roles = {"table.client": config.table.client, "table.target": config.table.target}
-    given = [setting for setting, column in roles.items() if column is not None]
+    given = [f"table.{role}" for role in config.table.roles]
     name = config.data.name
     if given and (name in data.names() or ":" in name) and not data.is_table(name):
         raise ConfigError(

@@ -6,6 +6,7 @@ Everything is made and checked in memory first; then all files are written, or n
 from __future__ import annotations
 
 import csv
+import inspect
 import io
 import json
 import logging
@@ -18,13 +19,24 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..base.files import write
-from ..data.preprocessing import Category, TablePreprocessing
+from ..data.preprocessing import Category, Number, Pixels, Scaled, TablePreprocessing
+from ..data.ranges import without_ranges
+from ..training.execution import Mixture
 from .saved_model import Prediction, Saved, SavedError
 
 FORMATS = {"onnx": ".onnx", "state_dict": ".safetensors"}
+OUTPUTS = {"classification": "probabilities", "regression": "values", "survival": "log_risk"}
+"""What comes out of an ONNX model."""
+ANSWERS = {
+    "classification": "softmax of the outputs: a probability for each of `classes`, or class 0, 1, ... where they have "
+    "no names",
+    "regression": "target.mean + target.scale * outputs: the predicted values",
+    "survival": "target.mean + target.scale * outputs: the log risk, 0 for the median training patient",
+}
+"""How a network's outputs are read."""
 AGREEMENT = 1e-5
 """Relative difference between ONNX and `predict` from which on an export is refused."""
 ROWS = 5
@@ -38,7 +50,7 @@ def export(saved: Saved, path: Path, format: str) -> Path:
     if format == "onnx":
         write_new({path: onnx_model(saved)})
     else:
-        told = json.dumps(description(saved), indent=2).encode()
+        told = json.dumps(description(saved) | for_torch_alone(saved), indent=2).encode()
         write_new({path: state_dict(saved), path.with_suffix(".json"): told})
     return path
 
@@ -51,7 +63,8 @@ def suffix_of(format: str) -> str:
 
 def description(saved: Saved) -> dict[str, Any]:
     """What someone without fedkin has to know of a model."""
-    about = saved.about
+    about, prepared = saved.about, saved.preprocessing
+    prepared = without_ranges(prepared) if isinstance(prepared, TablePreprocessing) else prepared
     return {
         "client": about.client,
         "method": about.method,
@@ -66,7 +79,7 @@ def description(saved: Saved) -> dict[str, Any]:
         "task": about.task.kind,
         "classes": list(about.classes),
         "target": {"mean": saved.task.target_mean, "scale": saved.task.target_scale},
-        "preprocessing": None if saved.preprocessing is None else saved.preprocessing.to_json(),
+        "preprocessing": None if prepared is None else prepared.to_json(),
     }
 
 
@@ -76,11 +89,88 @@ def state_dict(saved: Saved) -> bytes:
     return safetensors.torch.save(tensors)
 
 
+# ---- with torch alone ----
+
+
+def for_torch_alone(saved: Saved) -> dict[str, Any]:
+    """What someone without fedkin has to know to feed a network and to read its outputs."""
+    two = " Two networks v and w of these layers: alpha v(x) + (1 - alpha) w(x)." if saved.about.predictor else ""
+    return {
+        "reads": _reads(saved) + two,
+        "inputs": _inputs(saved.preprocessing) if isinstance(saved.preprocessing, TablePreprocessing) else None,
+        "answers": ANSWERS[saved.task.kind],
+        "layers": _layers(saved.network.v if isinstance(saved.network, Mixture) else saved.network),
+    }
+
+
+def _reads(saved: Saved) -> str:
+    """What the network's rows are, in a sentence."""
+    shape = f"(rows, {', '.join(map(str, saved.task.inputs))})"
+    if isinstance(saved.preprocessing, TablePreprocessing):
+        return (
+            f"{shape} numbers, one for each of `inputs` in their order. A number is `fill` where it is missing, then "
+            "(x - mean) / scale; `missing` is 1 where the number is and else 0; a category is 1 where the cell is that "
+            "one and else 0."
+        )
+    if isinstance(saved.preprocessing, Pixels):
+        return f"{shape} numbers: (pixels / divide - mean) / std, by channel, as `preprocessing` has them."
+    if isinstance(saved.preprocessing, Scaled):
+        return f"{shape} numbers: (x - mean) / scale along the last axis, as `preprocessing` has them."
+    return f"{shape} numbers, prepared as they were for training."
+
+
+def _inputs(table: TablePreprocessing) -> list[dict[str, Any]]:
+    """The network's inputs in their order: the column that each is made of, and how."""
+    numbers = [c for c in table.columns if isinstance(c, Number)]
+    told: list[dict[str, Any]] = [
+        {"column": c.name, "kind": "number", "missing": list(c.missing), "fill": c.fill, "mean": c.mean}
+        | {"scale": c.scale}
+        | ({"dates": c.dates} if c.dates else {})
+        for c in numbers
+    ]
+    told += [{"column": c.name, "kind": "missing", "missing": list(c.missing)} for c in numbers if c.indicator]
+    told += [
+        {"column": c.name, "kind": "category", "missing": list(c.missing), "category": name}
+        for c in table.columns
+        if isinstance(c, Category)
+        for name in c.categories
+    ]
+    return [{"name": name, **each} for name, each in zip(table.inputs, told, strict=True)]
+
+
+def _layers(network: nn.Module) -> list[dict[str, Any]] | None:
+    """A chain of torch's own layers, each with its name and the arguments it is made with; None of anything else."""
+    if type(network) is not nn.Sequential:
+        return None
+    told: list[dict[str, Any]] = [
+        {"name": name, "layer": type(layer).__name__, "arguments": _arguments(layer)}
+        for name, layer in network.named_children()
+    ]
+    if not all(getattr(nn, each["layer"], None) is type(layer) for each, layer in zip(told, network, strict=True)):
+        return None
+    try:  # a layer whose arguments are not among its attributes would come out as another
+        made = [getattr(nn, each["layer"])(**each["arguments"]) for each in json.loads(json.dumps(told))]
+    except (TypeError, ValueError):
+        return None
+    return told if list(map(repr, made)) == list(map(repr, network)) else None
+
+
+def _arguments(layer: nn.Module) -> dict[str, Any]:
+    """What a layer was made with, where that is not the default; a parameter such as `bias` stands for a yes."""
+    found = {}
+    for name, wanted in inspect.signature(type(layer)).parameters.items():
+        value = getattr(layer, name, wanted.default)
+        value = value is not None if name == "bias" else value
+        if value is not wanted.default and value != wanted.default:
+            found[name] = value
+    return found
+
+
 # ---- ONNX ----
 
 
 def onnx_model(saved: Saved) -> bytes:
-    """The complete model: `inputs` (batch, ...) raw numbers -> `probabilities` (batch, classes) or `values`.
+    """The complete model: `inputs` (batch, ...) raw numbers -> `probabilities` (batch, classes), `values`, `log_risk`.
 
     It is checked, and, where onnxruntime is installed, compared with `predict`.
     """
@@ -98,7 +188,7 @@ def onnx_model(saved: Saved) -> bytes:
                 dynamo=True,
                 verbose=False,
                 input_names=["inputs"],
-                output_names=["probabilities" if saved.task.kind == "classification" else "values"],
+                output_names=[OUTPUTS[saved.task.kind]],
                 dynamic_shapes=({0: torch.export.Dim("batch")},),
             )
             assert program is not None
@@ -122,7 +212,7 @@ def properties(saved: Saved) -> dict[str, Any]:
     if isinstance(saved.preprocessing, TablePreprocessing):
         told["columns"] = [
             {"name": c.name, "missing": list(c.missing)}
-            | ({"categories": list(c.categories)} if isinstance(c, Category) else {})
+            | ({"categories": list(c.categories)} if isinstance(c, Category) else {"dates": c.dates} if c.dates else {})
             for c in saved.preprocessing.columns
         ]
     return told
@@ -190,22 +280,31 @@ def _first_line(error: Exception) -> str:
 
 
 def prediction_file(prediction: Prediction, kind: str) -> bytes:
-    """A prediction as .csv or .parquet: `row`, counted from 1, then its columns."""
+    """A prediction as .csv or .parquet: `row`, counted from 1, what was carried over, then its columns."""
     import pyarrow as pa
     import pyarrow.csv
     import pyarrow.parquet
 
-    columns = {"row": np.arange(1, len(prediction) + 1), **prediction.columns()}
+    columns = {"row": np.arange(1, len(prediction) + 1), **prediction.beside(), **prediction.columns()}
     table, sink = pa.table(columns), io.BytesIO()
     if kind == ".parquet":
         pa.parquet.write_table(table, sink)
         return sink.getvalue()
-    header = io.StringIO()
-    csv.writer(header, lineterminator="\n").writerow(columns)
-    # Arrow quotes all words or none, and the header always.
-    quotes = "needed" if '"' in header.getvalue() else "none"
-    pa.csv.write_csv(table, sink, pa.csv.WriteOptions(include_header=False, quoting_style=quotes))
-    return header.getvalue().encode() + sink.getvalue()
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    try:  # Arrow quotes all words or none
+        pa.csv.write_csv(table, sink, pa.csv.WriteOptions(include_header=False, quoting_style="none"))
+    except pa.ArrowInvalid:
+        writer.writerows(zip(*(_texts(column) for column in table.columns), strict=True))
+        return text.getvalue().encode()
+    return text.getvalue().encode() + sink.getvalue()
+
+
+def _texts(column: Any) -> list[str | None]:
+    """Cells as Arrow writes them to a CSV file."""
+    found: list[str | None] = column.cast("string").to_pylist()
+    return found
 
 
 # ---- files ----

@@ -100,6 +100,12 @@ class Writer:
             raise RunError(str(error).partition(". ")[0] + "; choose another folder with --out.") from None
         return writer
 
+    def reopen(self, config: Config) -> None:
+        """A finished run is one no more, and goes on by this configuration. First the summary goes: in between, it is a
+        run that has yet to be closed."""
+        (self.path / "summary.json").unlink(missing_ok=True)
+        replace_file(self.path / "config.toml", to_toml(config.model_dump(mode="json")).encode())
+
     def discard(self) -> None:
         """A new run that came to nothing before its first round ended leaves nothing behind."""
         if not (self.path / "rounds.jsonl").exists():
@@ -235,6 +241,7 @@ class RunFolder:
         if not (self.path / "config.toml").exists():
             inside = sorted(p.parent.name for p in self.path.glob("*/config.toml"))
             hint = f" Runs in it: {', '.join(inside[:8])}{', …' if len(inside) > 8 else ''}." if inside else ""
+            hint += " In Python, fedkin.open opens them side by side." if len(inside) > 1 else ""
             raise RunError(f"{self.path} is not a run folder: it has no config.toml.{hint}")
 
     def __repr__(self) -> str:

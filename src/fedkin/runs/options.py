@@ -15,6 +15,7 @@ from pydantic.fields import FieldInfo
 
 from .. import methods
 from ..base.settings import ConfigError, unknown_key
+from ..data.table import SUFFIXES
 from .config import Config, merge, read_toml
 
 SHORT = {"data": "data.name", "model": "model.name", "clients": "data.clients", "graph": "graph.source"}
@@ -34,6 +35,8 @@ def parse(words: Sequence[str], several: Iterable[str] = ()) -> dict[str, Any]:
     chosen = list(several) or [str(given.get("method", raw.get("method", Config().method)))]
     known = _settings(chosen)
     for key, text in pairs:
+        if key in ("methods", "seeds") and not several:
+            raise ConfigError(f"`fedkin compare --{key} {text}` runs several {key}; here there is one: --{key[:-1]}.")
         name = full_name(key, list(known))
         raw = merge(raw, nested(name, _meant(text, known[name].annotation if name in known else Any)))
     return raw
@@ -51,7 +54,8 @@ def _sorted_out(words: list[str]) -> tuple[list[Path], list[tuple[str, str]]]:
             key, value = word, words.pop(0)
         elif not equals:
             if not word.endswith(".toml"):
-                raise ConfigError(f"{word!r} is neither a configuration file (.toml) nor a setting (key=value).")
+                hint = f"; a table is named by --data {word}" if word.lower().endswith(SUFFIXES) else ""
+                raise ConfigError(f"{word!r} is neither a configuration file (.toml) nor a setting (key=value){hint}.")
             files.append(Path(word))
             continue
         pairs.append((key.lstrip("-").replace("-", "_"), value))
@@ -108,7 +112,8 @@ def full_name(key: str, known: list[str]) -> str:
     if len(ends) == 1:
         return ends[0]
     if ends:
-        raise ConfigError(f"The setting {key!r} could be {' or '.join(ends)}; write it in full.")
+        typed = " or ".join(f"--{path} VALUE" for path in ends)
+        raise ConfigError(f"The setting {key!r} could be {' or '.join(ends)}; write it in full: {typed}.")
     inside = [path for path in known if path.startswith(f"{key}.")]
     if inside:
         raise ConfigError(f"{key!r} is a table; its settings are {', '.join(inside)}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -23,10 +23,13 @@ from ..base.task import Task
 from ..base.weights import Layout
 from ..data import preprocessing
 from ..data import table as reading
+from ..data.columns import at_most
 from ..data.preprocessing import Number, Pixels, Preprocessing, TablePreprocessing
+from ..data.ranges import outside
 from ..errors import FedkinError
 from ..training import models
 from ..training.execution import Mixture
+from .carried import carried
 from .config import Model
 
 VERSION = 1
@@ -52,13 +55,14 @@ class _Told(BaseModel):
 
 
 class TaskTold(_Told):
-    kind: Literal["classification", "regression"]
+    kind: Literal["classification", "regression", "survival"]
     inputs: tuple[Annotated[int, Field(ge=1)], ...]
     outputs: Annotated[int, Field(ge=1)]
 
 
 class Target(_Told):
-    """Of a regression: y = mean + scale * output."""
+    """Of a regression: y = mean + scale * output. Of survival mean is less the median log risk of the silo's training
+    patients, so that this one's is 0."""
 
     mean: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     scale: Annotated[float, Field(allow_inf_nan=False)] = 1.0
@@ -126,7 +130,8 @@ def _understood(about: Mapping[str, Any], path: Path) -> About:
 
 
 class Complete(nn.Module):
-    """From rows as `Saved.read` gives them to probabilities (n, classes), or values (n, outputs) in their own units."""
+    """From rows as `Saved.read` gives them to probabilities (n, classes), or values (n, outputs) in their own units; of
+    survival log risks (n, 1), beside the median training patient's."""
 
     def __init__(self, prepare: nn.Module, network: nn.Module, task: Task, dtype: torch.dtype) -> None:
         super().__init__()
@@ -148,23 +153,32 @@ class Complete(nn.Module):
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """Of n rows: `labels` (n,) and `probabilities` (n, classes), or, of a regression, `values` (n,) or (n, outputs).
+    """Of n rows: `labels` (n,) and `probabilities` (n, classes), or, of a regression, `values` (n,) or (n, outputs); of
+    survival `values` (n,) are log risks and `risks` (n,) say how many times the hazard of the silo's median training
+    patient is theirs.
 
     A label is the class's name where it is known, else its number; `classes` has them in the order of the columns.
-    `notes`: what may surprise in the rows, in sentences.
+    `notes`: what may surprise in the rows, in sentences. `carried`: the table's columns that the model does not read,
+    as Arrow has them, and `index`, if it was a pandas frame, its own: every answer stands beside whom it is about.
     """
 
     classes: NDArray[Any] | None = None
     labels: NDArray[Any] | None = None
     probabilities: NDArray[Any] | None = None
     values: NDArray[Any] | None = None
+    risks: NDArray[Any] | None = None
     notes: tuple[str, ...] = ()
+    carried: Mapping[str, Any] = field(default_factory=dict)
+    index: Any = None
 
     def __len__(self) -> int:
         return len(next(iter(self.columns().values())))
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """`prediction`, then a column `probability_CLASS` for each class; several values are numbered from 0."""
+        """`prediction`, then a column `probability_CLASS` for each class; several values are numbered from 0. Of
+        survival `log_risk` and `risk`."""
+        if self.values is not None and self.risks is not None:
+            return {"log_risk": self.values, "risk": self.risks}
         if self.values is not None and self.values.ndim == 1:
             return {"prediction": self.values}
         if self.values is not None:
@@ -173,13 +187,19 @@ class Prediction:
         shares = {f"probability_{c}": p for c, p in zip(self.classes, self.probabilities.T, strict=True)}
         return {"prediction": self.labels, **shares}
 
+    def beside(self) -> dict[str, Any]:
+        """What was carried over, with ' (given)' behind a name that the answers have, too."""
+        ours = {"row", *self.columns()}
+        return {f"{name} (given)" if name in ours else name: column for name, column in self.carried.items()}
+
     def frame(self) -> Any:
-        """A pandas frame with a row for each row."""
+        """A pandas frame with a row for each row: what was carried over, then `columns`."""
         try:
             import pandas as pd
         except ImportError:
             raise SavedError("A frame needs pandas: `pip install pandas`.") from None
-        return pd.DataFrame(self.columns())
+        kept = {name: column.to_pandas().array for name, column in self.beside().items()}
+        return pd.DataFrame({**kept, **self.columns()}, self.index)
 
 
 @dataclass(frozen=True, repr=False, eq=False)
@@ -209,9 +229,9 @@ class Saved:
         if told.kind == "classification":
             task = Task.classification(told.inputs, told.outputs, about.classes)
         else:
-            task = replace(
-                Task.regression(told.inputs, told.outputs), target_mean=target.mean, target_scale=target.scale
-            )
+            survival = told.kind == "survival"
+            task = Task.survival(told.inputs) if survival else Task.regression(told.inputs, told.outputs)
+            task = replace(task, outputs=told.outputs, target_mean=target.mean, target_scale=target.scale)
         dtype = _kind_of_number(tensors, path)
         network = _built(about, model).to(dtype)
         _fill(network, tensors, path)
@@ -284,10 +304,16 @@ class Saved:
 
     def predict(self, rows: Any) -> Prediction:
         """Answers for new rows, prepared as those were that the model was trained on; in batches, so many will do."""
-        table = isinstance(self.preprocessing, TablePreprocessing)
-        rows = reading.read(rows, "the table of rows") if table else rows  # once, for numbers and notes
-        x = self.read(rows)
-        notes = self.preprocessing.notes(rows) if isinstance(self.preprocessing, TablePreprocessing) else []
+        beside: dict[str, Any] = {}
+        if isinstance(self.preprocessing, TablePreprocessing):
+            table = reading.read(rows, "the table of rows")  # once, for numbers and notes
+            x = self.preprocessing.read(table)
+            told = outside(self.preprocessing, table), self.preprocessing.notes(table)
+            beside["notes"] = tuple(note for kind in told for note in at_most(kind))
+            beside["carried"] = carried(rows, table, [column.name for column in self.preprocessing.columns])
+            beside["index"] = rows.index if hasattr(rows, "iloc") else None
+        else:
+            x = self.read(rows)
         if not len(x):
             raise SavedError("There is no row to predict.")
         size = min(max(NUMBERS_A_BATCH // prod(self.task.inputs), 16), 4096)
@@ -300,12 +326,13 @@ class Saved:
                 f"The model's answer to row {int(bad[0]) + 1} is not a finite number; are its inputs of the size that "
                 "the model was trained on?"
             )
-        if self.task.kind == "regression":
-            values = answers.squeeze(1) if answers.shape[1] == 1 else answers
-            return Prediction(values=values.numpy(), notes=tuple(notes))
+        if self.task.kind != "classification":
+            values = (answers.squeeze(1) if answers.shape[1] == 1 else answers).numpy()
+            risks = np.exp(values) if self.task.kind == "survival" else None
+            return Prediction(values=values, risks=risks, **beside)
         classes = np.array(self.classes) if self.classes else np.arange(self.task.outputs)
         # From the outputs, as in training: rounding may make two probabilities equal.
-        return Prediction(classes, classes[outputs.argmax(1).numpy()], answers.numpy(), notes=tuple(notes))
+        return Prediction(classes, classes[outputs.argmax(1).numpy()], answers.numpy(), **beside)
 
     def export(self, path: Path | str, format: str = "onnx") -> Path:
         """Writes the model for use elsewhere: `onnx` (complete) or `state_dict` (the network's tensors)."""

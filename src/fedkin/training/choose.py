@@ -98,7 +98,7 @@ def choose(
         return Choice(plain, f"torch cannot stack this model in bf16 ({error})")
     if live:
         stacked.player = None
-    exact = loss.per_sample and not has_batch_statistics(module)
+    exact = loss.may_be_padded and not has_batch_statistics(module)
     stacked.pads = exact and _padding_is_exact(kind(probe, layout, loss, x.device), probe, few, targets)
     if wanted == "stacked":
         return Choice(stacked, "as configured")

@@ -25,17 +25,23 @@ class Samples:
     y: Tensor
     starts: tuple[int, ...]
     counts: tuple[int, ...]
+    weight: Tensor | None = None
+    """(n,) how much each sample counts in the training loss; None: all alike."""
 
     @staticmethod
-    def of(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device) -> Samples:
+    def of(parts: Sequence[tuple[Tensor, Tensor]], device: torch.device, weight: Tensor | None = None) -> Samples:
         counts = tuple(len(y) for _, y in parts)
         starts = tuple(sum(counts[:i]) for i in range(len(counts)))
         x = torch.cat([x for x, _ in parts]).to(device)
         y = torch.cat([y for _, y in parts]).to(device)
-        return Samples(x, y, starts, counts)
+        return Samples(x, y, starts, counts, None if weight is None else weight.to(device))
 
     def __len__(self) -> int:
         return len(self.counts)
+
+    def targets(self, i: int) -> Tensor:
+        """Those of client i."""
+        return self.y[self.starts[i] : self.starts[i] + self.counts[i]]
 
     def take(self, clients: Sequence[int]) -> Samples:
         """Some clients; the data itself is not copied."""
@@ -151,6 +157,9 @@ class Cohort:
             weight = None
             if self.class_weight is not None:
                 weight = self.class_weight[:k].gather(1, y)
+            if self.train.weight is not None:
+                own = _gathered(self.train.weight, chosen)
+                weight = own if weight is None else weight * own
             seeds = self._layer_seeds(round, stream, step) if self.random_layers else None
             yield Batch(x, y, active, weight, seeds, None if sizes is None else sizes[step, :k])
 

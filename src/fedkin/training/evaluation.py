@@ -63,7 +63,7 @@ def evaluate(execution: Execution, samples: Samples, model: Model, metric: Metri
 def evaluate_all(execution: Execution, samples: Samples, models: Sequence[Model], metric: Metric) -> Tensor:
     """(models, m) `evaluate` of several models of the same clients, in one pass where rows are small enough.
 
-    Rows that several models share are run once.
+    Rows that several models share are run once. Of a metric with several values a sample it is (models, m, values).
     """
     found: dict[int | tuple[object, ...], Tensor] = {}
     keys = [_same(model) for model in models]
@@ -73,7 +73,7 @@ def evaluate_all(execution: Execution, samples: Samples, models: Sequence[Model]
     if together and len(rows) > 1:
         beside = samples.take(list(range(len(samples))) * len(rows))
         scores = _scores(execution, beside, torch.cat(list(rows.values())), metric)
-        found = dict(zip(rows, scores.view(len(rows), -1), strict=True))
+        found = dict(zip(rows, scores.view(len(rows), len(samples), *scores.shape[1:]), strict=True))
     for key, model in distinct.items():
         if key not in found:
             found[key] = _scores(execution, samples, model, metric)
@@ -96,10 +96,13 @@ def _scores(execution: Execution, samples: Samples, model: Model, metric: Metric
         return scores
     sums = torch.zeros(len(samples), dtype=torch.float64, device=samples.x.device)
     for part, outputs in _passes(execution, samples, model):
-        values = metric(outputs.flatten(0, 1), samples.y[part.index].flatten(0, 1))
-        values = values.view(len(part.clients), -1).double()
-        sums[part.rows] += torch.where(part.real, values, 0.0).sum(1)
-    return sums.cpu() / torch.tensor(samples.counts, dtype=torch.float64)  # 0 / 0 is NaN: nothing to score
+        values = metric(outputs.flatten(0, 1), samples.y[part.index].flatten(0, 1)).double()
+        if values.ndim > sums.ndim:  # several values a sample
+            sums = sums.new_zeros(len(samples), values.shape[1])
+        real = part.real.view(*part.real.shape, *values.shape[1:] and [1])
+        sums[part.rows] += torch.where(real, values.view(*part.real.shape, *values.shape[1:]), 0.0).sum(1)
+    counts = torch.tensor(samples.counts, dtype=torch.float64)
+    return sums.cpu() / counts.view(-1, *[1] * (sums.ndim - 1))  # 0 / 0 is NaN: nothing to score
 
 
 def all_outputs(execution: Execution, samples: Samples, model: Model) -> list[Tensor]:

@@ -28,7 +28,7 @@ class Batch:
     """One mini-batch for each of the first k clients.
 
     x (k, b, ...) and y (k, b, ...); client i has `counts[i]` samples, what follows in its row is padding.
-    `weight` (k, b) are class weights, `seeds` the random streams of layers that draw numbers.
+    `weight` (k, b) are weights of classes and samples, `seeds` the random streams of layers that draw numbers.
     """
 
     x: Tensor

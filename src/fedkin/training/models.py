@@ -18,7 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ..base.wording import first_line, nearest
+from ..base.wording import first_line, give_again, nearest
 from ..errors import FedkinError
 
 
@@ -254,7 +254,9 @@ def _find(name: str) -> object:
         where = "it must be installed or on Python's path"
         raise ModelError(f"The model {name!r} could not be imported ({_cause(error)}); {where}.") from error
     if not hasattr(module, attribute):
-        raise ModelError(f"The module {path!r} has no {attribute!r}{_perhaps(attribute, dir(module))}.")
+        near = _perhaps(attribute, dir(module))
+        again = "" if near else f" {give_again('model')}"
+        raise ModelError(f"The module {path!r} has no {attribute!r}{near}.{again}")
     return getattr(module, attribute)
 
 

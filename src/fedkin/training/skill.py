@@ -9,43 +9,69 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ..base.task import Loss, Metric, Task
+from ..base.task import METRICS, Loss, Metric, Task
 from .cohort import Samples
 from .evaluation import all_outputs, evaluate_all
 from .execution import Execution
 
-MOST = 512
+MOST = 256
 """Samples of a client that are looked at, drawn by lot; a loss of one's own may look at every two of them."""
 DEALS = 8
 """Wrong pairings of outputs and targets of which the mean is taken."""
+SHARPNESS = (1.0, 3.0, 10.0, 30.0)
+"""By which outputs are multiplied before they become probabilities of classes."""
+LEAST = 1e-3
+"""Of the loss of wrong pairings: a loss below that is none."""
 
 
 def skills(execution: Execution, samples: Samples, models: Sequence[Tensor], task: Task) -> Tensor:
-    """(models, m) how much each client's models know of its own samples: 1 everything, 0 nothing, below that worse.
+    """(models, m) how much each client's models know of its own samples: 0 is nothing, below that worse.
 
     The last model is the client's own. For classes it is the probability of the right one, above that of the same
-    outputs dealt to the wrong samples: who always says what is frequent knows nothing. For any other task it is the
-    loss, beside that of the client's own outputs dealt to the wrong samples: who has another unit or another origin
-    knows less. Not finite counts as nothing.
+    outputs dealt to the wrong samples: who always says what is frequent knows nothing. How sure a model is does not
+    count, as a mean of models is less sure than each of them: of some degrees the best is taken. For numbers it is the
+    logarithm of the loss beside that of the client's own outputs dealt to the wrong samples, so that it has no upper
+    end: of the part of the loss that is explained, the mean of two strangers would have half, and look like kin. For
+    times until an event it is Somers' D, 2 C - 1 of the C-index: of Cox's likelihood nearly all is the number of
+    patients, whatever a model knows. Not finite counts as nothing.
     """
-    some = _by_lot(samples)
+    return known(execution, samples, models, task)[0]
+
+
+def known(execution: Execution, samples: Samples, models: Sequence[Tensor], task: Task) -> tuple[Tensor, Tensor]:
+    """`skills`, and (models, m) of classes how often a model is right: one that tells a rare class from the others, and
+    calls the frequent one by another name, has skill, and is of no use. For other tasks the skills again."""
+    some = by_lot(samples)
     if task.kind == "classification":
         labels, shares = _with_shares(some, task.outputs)
         above = Metric("above", partial(_above_what_is_frequent, shares), True, True)
-        found = evaluate_all(execution, replace(some, y=labels), models, above) / (1 - shares.square().sum(1)).cpu()
+        mean = evaluate_all(execution, replace(some, y=labels), models, above)
+        mean = mean.view(*mean.shape[:2], -1)  # without samples there is but one value, which is NaN
+        found = mean[..., : len(SHARPNESS)].amax(2) / (1 - shares.square().sum(1)).cpu()
+        return _finite(found), _finite(mean[..., -1])
+    if task.kind == "survival":
+        found = 2 * evaluate_all(execution, some, models, METRICS["c_index"]) - 1
     else:
         outputs = [all_outputs(execution, some, model) for model in models]
         targets = [some.y[at : at + n] for at, n in zip(some.starts, some.counts, strict=True)]
         each = [_beside_wrong_pairs(task.loss, list(own), y) for *own, y in zip(*outputs, targets, strict=True)]
         found = torch.stack(each, 1)
+    return _finite(found), _finite(found)
+
+
+def _finite(found: Tensor) -> Tensor:
     return torch.where(found.isfinite(), found, 0.0)
 
 
 def _above_what_is_frequent(shares: Tensor, outputs: Tensor, labels: Tensor) -> Tensor:
-    """(n,) the probability that a sample's own class is given, less what it would be with another sample's class."""
+    """(n, degrees + 1) the probability that a sample's own class is given, less what it would be with another sample's
+    class, of outputs that are made surer by each of SHARPNESS; and whether that class is the likeliest."""
     client, right = labels // shares.shape[1], labels % shares.shape[1]
-    given = outputs.softmax(1)
-    return given.gather(1, right[:, None])[:, 0] - (shares[client].to(given) * given).sum(1)
+    sharper = outputs.new_tensor(SHARPNESS)[:, None]
+    given = (outputs[:, None] * sharper).softmax(2)
+    own = given.gather(2, right[:, None, None].expand(-1, len(SHARPNESS), 1))[:, :, 0]
+    above = own - (shares[client].to(given)[:, None] * given).sum(2)
+    return torch.cat([above, (outputs.argmax(1) == right).to(above)[:, None]], 1)
 
 
 def _with_shares(samples: Samples, classes: int) -> tuple[Tensor, Tensor]:
@@ -60,7 +86,10 @@ def _with_shares(samples: Samples, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def _beside_wrong_pairs(loss: Loss, outputs: Sequence[Tensor], targets: Tensor) -> Tensor:
-    """(models,) 1 - loss(outputs, targets) / loss(own outputs of other samples, targets), where clients train."""
+    """(models,) log(loss(own outputs of other samples, targets) / loss(outputs, targets)), in clients' own units.
+
+    A loss of one's own that can be negative has no ratio: there, the difference of the two, beside the larger.
+    """
     if not len(targets):
         return torch.zeros(len(outputs), dtype=torch.float64)
     given = [each.to(targets.device) for each in outputs]
@@ -68,11 +97,15 @@ def _beside_wrong_pairs(loss: Loss, outputs: Sequence[Tensor], targets: Tensor) 
     deals = [torch.randperm(len(targets), generator=source) for _ in range(DEALS)]
     wrong = torch.stack([loss(given[-1][deal], targets, None) for deal in deals]).mean()
     right = torch.stack([loss(each, targets, None) for each in given])
-    found = (wrong - right) / torch.maximum(wrong.abs(), right.abs()).clamp(min=torch.finfo(right.dtype).tiny)
+    if wrong > 0 and (right >= 0).all():
+        found = (wrong / torch.maximum(right, LEAST * wrong)).log()
+    else:
+        found = (wrong - right) / torch.maximum(wrong.abs(), right.abs()).clamp(min=torch.finfo(right.dtype).tiny)
     return found.double().cpu()
 
 
-def _by_lot(samples: Samples) -> Samples:
+def by_lot(samples: Samples) -> Samples:
+    """At most MOST samples of each client."""
     if max(samples.counts, default=0) <= MOST:
         return samples
     index, starts, counts = _lot(samples.starts, samples.counts)
