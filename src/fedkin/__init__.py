@@ -17,6 +17,7 @@ from .methods._problem import Problem
 from .runs.saved_model import Prediction, Saved
 from .studies.compare import Results, compare
 from .studies.cross import Crossed, cross
+from .studies.reopen import open as open  # not in __all__: `import *` would hide Python's own
 from .studies.run import Run, resume, run
 from .studies.study import study
 from .studies.tune import Tuned, tune

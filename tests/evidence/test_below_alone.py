@@ -95,7 +95,21 @@ def test_a_method_that_was_still_improving_is_seen(tmp_path: Path) -> None:
     one = run(tmp_path, "fedamp", {"cloud": rising(0.3), "personal": flat(0.3)})
     found, said = below(alone(tmp_path), one)
     assert found[0].rise == (pytest.approx(0.04), 5), "five rounds of twenty and the closing one, 0.01 each"
-    assert "it was still improving: 4.0 points of validation accuracy in the last 5 rounds" in said
+    assert "it was still improving, by 4.0 points of validation accuracy in the last 5 rounds" in said
+
+
+def test_what_more_rounds_do_not_cure_is_not_put_down_to_too_few(tmp_path: Path) -> None:
+    levels = 0.65 - 0.6 * 0.9 ** np.arange(ROUNDS + 1)  # seven points are to come, and twenty are missing
+    slowing = (levels[:, None] + 0.01 * (np.arange(CLIENTS) % 3)).tolist()
+    found, said = below(alone(tmp_path), run(tmp_path, "fedamp", {"cloud": slowing, "personal": flat(0.3)}))
+    assert 0.2 < found[0].gap < 0.35 and found[0].rise is None, "it will end at 0.66, and alone is 0.8"
+    assert "improving" not in said
+
+
+def test_what_improves_no_faster_than_training_alone_does_not_catch_up(tmp_path: Path) -> None:
+    both = run(tmp_path, "separate", {"personal": rising(0.6)})
+    found, said = below(both, run(tmp_path, "fedamp", {"cloud": rising(0.5), "personal": flat(0.3)}))
+    assert found[0].rise is None and "improving" not in said
 
 
 def test_noise_is_no_improvement(tmp_path: Path) -> None:

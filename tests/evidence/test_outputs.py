@@ -163,7 +163,7 @@ def test_scores_of_scaled_targets_are_in_the_targets_own_units(tmp_path: Path, m
 
 
 def test_a_metric_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:
-    with pytest.raises(FedkinError, match="'auc' is for classification, but this task is a regression"):
+    with pytest.raises(FedkinError, match="'auc' is for classification, but this task is regression"):
         fedkin.run(SETTINGS, federation=numbers(), learning={"metric": "auc"}, out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,9 @@ from fedkin.evidence.findings import Findings
 from fedkin.evidence.outputs import Outputs
 from fedkin.evidence.records import Line, Summary
 from fedkin.evidence.worth_joining import Joining, JoiningError, Scorecard, Silo
-from fedkin.report.words import joining_sentence, joining_words
+from fedkin.report.words import joining_sentence, joining_told, joining_words
 
-HEADLINE = {"separate": "personal", "fedavg": "global", "fedamp": "cloud", "groups": "cloud"}
+HEADLINE = {"separate": "personal", "fedavg": "global"} | dict.fromkeys(["fedamp", "heurfedamp", "groups"], "cloud")
 
 
 @dataclass
@@ -60,8 +61,9 @@ class Made:
         validation = None
         if self.validation is not None:
             validation = {"mean": 0.0, "clients": [self.validation.get(client) for client in self.right]}
-        closing = {HEADLINE[self.method]: {"clients": [], "validation": validation}}
-        line = {"round": 1, "models": {HEADLINE[self.method]: {"clients": [], "validation": None}}}
+        scores = [float(np.mean(right)) if right else None for right in self.right.values()]
+        closing = {HEADLINE[self.method]: {"clients": scores, "validation": validation}}
+        line = {"round": 1, "models": {HEADLINE[self.method]: {"clients": scores, "validation": None}}}
         return [Line.read(line), Line.read({"round": 2, "final": True, "models": closing})]
 
     def collaboration(self, round: int | None = None) -> None:
@@ -115,9 +117,9 @@ def test_each_silo_has_its_answer() -> None:
     found = worth_joining([Made("separate", ALONE), Made("fedamp", JOINED)])
     verdicts = {silo.client: silo.verdict for silo in found.silos}
     assert verdicts == {
-        "east": "cannot tell: 31 test samples are too few",
+        "east": "cannot tell: with 31 test samples the difference could be chance",
         "north": "yes",
-        "south": "cannot tell: 40 test samples are too few",
+        "south": "cannot tell: with 40 test samples the difference could be chance",
         "west": "no, better alone",
     }
     north = next(silo for silo in found.silos if silo.client == "north")
@@ -125,7 +127,8 @@ def test_each_silo_has_its_answer() -> None:
     assert north.alone.low < 0.25 < north.alone.high
     assert (north.samples, north.handed, north.common) == (40, "cloud", None)
     assert (found.method, found.metric, found.chosen_by) == ("fedamp", "accuracy", "the only joint method")
-    assert found.sentence == "Joining helped 1 of 4 silos, harmed 1, and for 2 the test data are too few to tell."
+    said = "Joining with fedamp helped north, harmed west, and for east and south it cannot be told."
+    assert found.sentence == said
 
 
 def test_the_answers_make_a_frame_and_have_a_mean() -> None:
@@ -137,9 +140,9 @@ def test_the_answers_make_a_frame_and_have_a_mean() -> None:
     north, gain = frame.loc["north"], next(silo.gain for silo in found.silos if silo.client == "north")
     assert north.to_dict() == {
         "test samples": 40, "alone": 0.25, "global": 0.25, "joined": 0.875, "gain": 0.625, "low": gain.low,
-        "high": gain.high, "verdict": "yes", "handed out": "cloud",
+        "high": gain.high, "p": pytest.approx(4 * gain.p), "verdict": "yes", "handed out": "cloud",
     }  # fmt: skip
-    assert found.together.value == pytest.approx((0 + 25 / 40 + 1 / 40 - 28 / 40) / 4)
+    assert found.together.value == pytest.approx((0 + 25 + 1 - 28) / (31 + 3 * 40)), "each by its test samples"
     assert worth_joining(runs[::2]).frame()["global"].isna().all()  # type: ignore[arg-type]
 
 
@@ -150,13 +153,73 @@ def test_silos_together_are_surer_than_each_alone() -> None:
     found = Joining("accuracy", True, "fedamp", "", (0,), tuple(silos))
     assert found.together == pytest.approx((0.06, 0.06 - 0.08 / 4, 0.06 + 0.10 / 4))
     assert joining_sentence(found) == (
-        "On average joining gains a silo 6.0 points of accuracy (+4.0 to +8.5); "
-        "for no single one of the 16 are the test data enough to tell."
+        "On average joining with fedamp gains a silo 6.0 points of accuracy (+4.0 to +8.5), each counted by its test "
+        "samples; for no single one of the 16 are the test data enough to tell."
     )
     wide = Estimate(0.06, -0.10, 0.20)
     few = tuple(Silo(f"s{i}", 9, wide, None, wide, wide, "cloud") for i in range(2))
     said = joining_sentence(Joining("accuracy", True, "fedamp", "", (0,), few))
-    assert said.endswith("too few. Over all of them the mean gain is +6.0 points (−5.3 to +15.9).")
+    mean = "The mean gain, each silo counted by its test samples, is +6.0 points (−5.3 to +15.9)."
+    assert said == f"Whether joining with fedamp helped cannot be told for any of the 2 silos. {mean}"
+
+
+def test_a_silo_with_three_samples_does_not_outvote_one_with_three_hundred() -> None:
+    large, small = Estimate(0.1, 0.05, 0.15), Estimate(-0.9, -1.0, 0.5)
+    silos = [
+        Silo("large", 300, large, None, large, large, "cloud"),
+        Silo("small", 3, small, None, small, small, "cloud"),
+    ]
+    mean = Joining("accuracy", True, "fedamp", "", (0,), tuple(silos)).together
+    assert mean.value == pytest.approx((300 * 0.1 - 3 * 0.9) / 303) and mean.low > 0
+    unknown = Silo("single", 1, small, None, small, Estimate(-1.0), "cloud")
+    assert Joining("accuracy", True, "fedamp", "", (0,), (*silos, unknown)).together == mean, "without an interval"
+
+
+def test_what_is_sure_but_next_to_nothing_is_no_reason_to_stay_alone() -> None:
+    score, loss = Estimate(0.8, 0.78, 0.82), Estimate(-0.0001, -0.00015, -0.00005)
+    tiny = Silo("a", 1700, score, None, Estimate(0.7999), loss, "cloud", p=1e-6)
+    assert (tiny.answer, tiny.verdict.partition(": ")[2]) == (
+        "cannot tell",
+        "the difference is less than a thousandth of the score",
+    )
+    small = Silo("b", 1700, score, None, Estimate(0.798), Estimate(-0.002, -0.003, -0.001), "cloud", p=1e-6)
+    assert small.answer == "no"
+
+
+def test_few_test_samples_get_no_verdict_whatever_they_show() -> None:
+    alone, joined = {"a": first(0, 9), "b": first(0, 40)}, {"a": first(9, 9), "b": first(40, 40)}
+    small, large = worth_joining([Made("separate", alone), Made("fedamp", joined)]).silos
+    assert small.gain.low > 0 and np.isnan(small.p)
+    assert small.verdict == "cannot tell: 9 test samples are too few for a verdict"
+    assert large.verdict == "yes"
+
+
+# ---- many silos ----
+
+
+def test_of_twenty_silos_one_that_stands_out_by_chance_is_told_so() -> None:
+    """Eight of forty gained and one lost: at 95 % that is a gain, of twenty silos one such is to be expected."""
+    alone = {f"s{i:02d}": first(20, 40) for i in range(20)}
+    joined = dict(alone) | {"s07": [False] + [True] * 27 + [False] * 12}
+    (one,) = (
+        silo for silo in worth_joining([Made("separate", alone), Made("fedamp", joined)]).silos if silo.gain.value
+    )
+    assert one.gain.low > 0 and 0.05 / 20 < one.gain.p < 0.05
+    assert (one.answer, one.p) == ("cannot tell", pytest.approx(20 * one.gain.p))
+    assert one.verdict == "cannot tell: among so many silos it could be chance"
+    by_itself = worth_joining([Made("separate", {"s07": alone["s07"]}), Made("fedamp", {"s07": joined["s07"]})])
+    assert by_itself.silos[0].answer == "yes"
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "auc", "log_loss"])
+def test_a_p_value_is_the_level_at_which_the_interval_just_leaves_out_nothing(metric: str) -> None:
+    for runs in ([Made("separate", ALONE), Made("fedamp", JOINED)], two_seeds(20)):
+        for silo in worth_joining(runs, metric).silos:
+            gain = silo.gain
+            assert (gain.p < 0.05) == (gain.low > 0 or gain.high < 0)
+            if 1e-8 < gain.p < 1:
+                wide, narrow = (gain.interval(1 - gain.p * factor) for factor in (0.99, 1.01))  # type: ignore[attr-defined]
+                assert wide[0] <= 0 <= wide[1] and (narrow[0] > 0 or narrow[1] < 0)
 
 
 def test_the_mean_gain_leaves_out_silos_that_have_none() -> None:
@@ -168,19 +231,29 @@ def test_the_mean_gain_leaves_out_silos_that_have_none() -> None:
 
 def sentence(*gains: tuple[float, float]) -> str:
     known = Estimate(0.5, 0.4, 0.6)
-    silos = [Silo(str(i), 9, known, None, known, Estimate(0.0, *gain), "cloud") for i, gain in enumerate(gains)]
+    silos = [
+        Silo(NAMES[i], 40, known, None, known, Estimate(sum(gain) / 2, *gain), "cloud", p=0.01)
+        for i, gain in enumerate(gains)
+    ]
     return Joining("accuracy", True, "fedamp", "", (0,), tuple(silos)).sentence
 
 
-def test_the_sentence_counts_silos() -> None:
+NAMES = ("north", "east", "south", "west", "centre", "coast")
+
+
+def test_the_sentence_names_the_method_and_the_silos() -> None:
     yes, no, unclear = (0.1, 0.2), (-0.2, -0.1), (-0.1, 0.1)
-    few = "and for 2 the test data are too few to tell."
-    assert sentence(yes, yes, unclear, unclear) == f"Joining helped 2 of 4 silos, harmed none, {few}"
-    assert sentence(no, unclear, unclear) == f"Joining helped none of 3 silos, harmed 1, {few}"
-    assert sentence(yes, no, no) == "Joining helped 1 of 3 silos, harmed 2."
-    assert sentence(yes, yes) == "Joining helped all 2 silos."
+    few = "and for south and west it cannot be told."
+    assert sentence(yes, yes, unclear, unclear) == f"Joining with fedamp helped north and east, harmed none, {few}"
+    assert sentence(no, yes, unclear, unclear) == f"Joining with fedamp helped east, harmed north, {few}"
+    assert sentence(no, unclear) == "Joining with fedamp helped none, harmed north, and for east it cannot be told."
+    assert sentence(yes, no, no) == "Joining with fedamp helped north and harmed east and south."
+    assert sentence(yes, *[no] * 5) == "Joining with fedamp helped north and harmed 5 of 6 silos."
+    assert sentence(yes, yes) == "Joining with fedamp helped all 2 silos."
+    assert sentence(no, no) == "Joining with fedamp harmed all 2 silos."
+    assert sentence(yes) == "Joining with fedamp helped north."
     assert sentence(unclear, (np.nan, np.nan)) == (
-        "Whether joining helped cannot be told for any of the 2 silos: their test data are too few."
+        "Whether joining with fedamp helped cannot be told for any of the 2 silos."
     )
 
 
@@ -197,19 +270,29 @@ def test_errors_that_fall_are_a_gain() -> None:
     assert not found.higher_is_better
 
 
-def test_another_metric_on_request_and_a_users_own_is_not_imported() -> None:
+def test_a_users_own_metric_is_neither_imported_nor_exchanged_for_another(capsys) -> None:
     runs = [Made("separate", ALONE, metric="os:system"), Made("fedamp", JOINED, metric="os:system")]
-    assert worth_joining(runs).metric == "accuracy"
+    why = "cannot be told in os:system, a metric of your own: these runs did not keep what it says of their models"
+    with pytest.raises(JoiningError, match=why):
+        worth_joining(runs)
+    with pytest.raises(JoiningError, match=why):
+        worth_joining(runs, "os:system")
+    found = Findings(runs)
+    assert found.joined is None
+    (said,) = joining_told(found)
+    assert why in said and "Run them again, or ask for accuracy or" in said
+    show_joining(found)
+    assert "helped" not in capsys.readouterr().out
     assert worth_joining(runs, "auc").metric == "auc"
     with pytest.raises(FedkinError, match="'rmse' is for regression"):
         worth_joining(runs, "rmse")
     with pytest.raises(FedkinError, match="a metric of your own"):
-        worth_joining(runs, "os:system")
+        worth_joining(runs, "os:remove")
 
 
 def test_the_plain_global_model_stands_beside() -> None:
     third = {client: first(5, len(right)) for client, right in ALONE.items()}
-    for joint in ("fedamp", "groups"):
+    for joint in ("fedamp", "heurfedamp"):
         found = worth_joining([Made("separate", ALONE), Made("fedavg", third, validation={}), Made(joint, JOINED)])
         assert [silo.common.value for silo in found.silos if silo.common] == [5 / 31, 5 / 40, 5 / 40, 5 / 40]
 
@@ -225,16 +308,38 @@ def test_the_method_is_chosen_by_validation_and_never_by_test_scores() -> None:
         Made("fedamp", JOINED, validation={"north": 0.5, "south": None, "east": 0.9, "west": None}),
         Made("groups", perfect, validation=dict.fromkeys(ALONE, 1.0)),  # was told the groups: no contender
     ]
-    assert best_joint(runs) == ("fedamp", "of the joint methods the one with the best mean validation score")
+    why = "of the joint methods the one whose handed-out models have the best mean validation score"
+    for order in permutations(runs):
+        assert best_joint(order) == ("fedamp", why)
     assert worth_joining(runs).method == "fedamp"
     worse = [Made(run.method, run.right, validation=run.validation, metric="log_loss") for run in runs]
     assert best_joint(worse)[0] == "fedavg"  # lower is better
 
 
-def test_without_validation_data_it_is_the_first_and_that_is_said() -> None:
+def test_without_validation_data_it_is_the_first_by_name_and_that_is_said() -> None:
     for lacking in (None, {}, dict.fromkeys(ALONE, None)):
         runs = [Made("separate", ALONE), Made("fedamp", JOINED, validation=lacking), Made("fedavg", ALONE)]
-        assert best_joint(runs) == ("fedamp", "the first joint method, as there is no validation data to choose by")
+        runs.append(Made("groups", JOINED, validation=lacking))
+        for order in permutations(runs):
+            why = "the first joint method by name, as there is no validation data to choose by"
+            assert best_joint(order) == ("fedamp", why)
+
+
+def test_of_equals_it_is_the_first_by_name_and_never_one_that_was_told_the_groups() -> None:
+    level = {"validation": dict.fromkeys(ALONE, 0.5)}
+    runs = [Made(method, JOINED, **level) for method in ("groups", "heurfedamp", "fedavg", "separate")]  # type: ignore[arg-type]
+    for order in permutations(runs):
+        method, why = best_joint(order)
+        assert method == "fedavg" and why.endswith("; of equals the first by name")
+    with pytest.raises(JoiningError, match="Nobody joined: .* but groups, which was told the groups"):
+        best_joint([runs[0], runs[3]])
+
+
+def test_methods_are_chosen_over_the_seeds_that_all_of_them_have() -> None:
+    """FedAvg is the better in the seed of both; a further one, easy for everybody, says nothing."""
+    runs = [Made("fedavg", ALONE, 0, dict.fromkeys(ALONE, 0.6)), Made("fedamp", ALONE, 0, dict.fromkeys(ALONE, 0.5))]
+    easy = Made("fedamp", ALONE, 1, dict.fromkeys(ALONE, 0.9))
+    assert best_joint([*runs, easy])[0] == "fedavg"
 
 
 def test_the_mean_is_over_seeds_too() -> None:
@@ -363,9 +468,8 @@ def test_no_samples_and_one_class_are_told_apart() -> None:
     assert [silo.verdict for silo in worth_joining(runs, "auc").silos] == [
         "cannot tell: there are no test samples",
         "cannot tell: all test samples are of one class",
-        "cannot tell: 4 test samples are too few",
+        "cannot tell: 4 test samples are too few for a verdict",
     ]
-    assert worth_joining(runs).silos[1].verdict == "cannot tell: 1 test sample is too few"
 
 
 # ---- all metrics ----
@@ -392,11 +496,14 @@ def test_the_terminal_shows_a_table_for_few_silos_and_a_sentence_for_many(capsys
     assert "Was it worth joining? Test accuracy in %" in said
     north = next(line for line in said.splitlines() if "north" in line)
     assert " ".join(north.split()) == "north 40 25.0 (14–40) 87.5 (74–95) +62.5 (+43.3 to +75.8) yes"
-    assert "Joining helped 1 of 4 silos, harmed 1, and for 2" in said
+    assert "Joining with fedamp helped north, harmed west, and for east and south it cannot be told." in said
+    small = {"coast": first(2, 6), "north": first(20, 40)}
+    show_joining(Findings([Made("separate", small), Made("fedamp", small)]))  # type: ignore[list-item]
+    assert "cannot tell: 6 test samples are too few for a verdict" in capsys.readouterr().out
     many = {f"silo-{i}": first(20, 40) for i in range(31)}
     show_joining(Findings([Made("separate", many), Made("fedamp", many)]))  # type: ignore[list-item]
     said = capsys.readouterr().out
-    assert said.startswith("Whether joining helped cannot be told for any of the 31 silos")
+    assert said.startswith("Whether joining with fedamp helped cannot be told for any of the 31 silos")
     show_joining(Findings([Made("separate", ALONE, kept=False), Made("fedamp", JOINED)]))  # type: ignore[list-item]
     assert capsys.readouterr().out == ""
 

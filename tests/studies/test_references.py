@@ -205,7 +205,7 @@ def test_pooled_is_plain_training_on_all_samples():
     best = int(np.argmax([np.mean(each) for each in by_round]))
     assert found.scores == pytest.approx(by_round[best])
     assert found.last == pytest.approx(by_round[-1])
-    assert found.note == f"4 rounds of 16 mini-batches; best after round {best + 1}"
+    assert found.note == f"4 rounds of 16 mini-batches; best after round {best + 1}, picked on test data"
     assert (found.metric, found.higher_is_better, found.seed) == ("accuracy", True, 0)
 
 
@@ -236,6 +236,15 @@ def test_class_weights_of_the_pool():
         for w in ("none", "balanced")
     )
     assert plain != balanced
+
+
+def test_weights_of_samples_count_in_the_pool():
+    heavy = tuple(replace(c, weight=torch.where(c.train[1] == 0, 9.0, 1.0)) for c in toy().clients)
+    plain, weighted = (
+        references.compute(ready(federation, method="separate"), ["pooled"])[0].last
+        for federation in (toy(), replace(toy(), clients=heavy))
+    )
+    assert plain != weighted
 
 
 def test_pooled_can_be_stopped_and_says_when_it_diverged():
@@ -327,12 +336,13 @@ def test_a_reference_that_does_not_fit_is_refused_before_any_run(tmp_path):
     assert not (tmp_path / "c").exists()
 
 
-def test_without_references_there_are_none(tmp_path):
+def test_without_references_there_is_what_needs_no_training(tmp_path):
     results = compare.compare(methods=["fedavg"], federation=toy(), out=tmp_path, **SETTINGS)
     assert results.references() == []
     assert not (tmp_path / "references.json").exists()
     pytest.importorskip("plotly")
-    assert "without federated learning" not in results.report().read_text()
+    page = results.report().read_text()
+    assert "<th>majority</th>" in page and "pooled" not in page
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"references": [{"name": "pooled"}]}', '{"references": 3}'])

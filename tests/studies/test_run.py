@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 import fedkin
-from fedkin import Federation, FedkinError, Listener, Run
+from fedkin import Federation, FedkinError, Listener, Method, Run
 from fedkin.engines import start
 from fedkin.engines.simulation import Interrupted
+from fedkin.methods.fedavg import FedAvg
 from fedkin.runs.config import Config, merge
 from fedkin.training import models
 
@@ -115,8 +121,8 @@ def test_without_validation_data_nothing_is_validated(tmp_path):
     ],
 )
 def test_what_may_surprise_is_told_and_the_run_goes_on(tmp_path, clients, said):
-    x = np.random.default_rng(0).normal(size=(40, 3))
-    arrays = {name: (x, np.arange(40) % classes, x, np.arange(40) % 2) for name, classes in clients.items()}
+    x = np.random.default_rng(0).normal(size=(60, 3))
+    arrays = {name: (x, np.arange(60) % classes, x, np.arange(60) % 2) for name, classes in clients.items()}
     heard: list[str] = []
     federation = Federation.from_arrays(arrays)
     run = fedkin.run(
@@ -388,3 +394,207 @@ def test_a_listener_hears_of_the_start_and_of_every_round(tmp_path):
     listener = Listener(lambda ready: heard.append(ready.config.method), lambda record: heard.append(record["round"]))
     fedkin.run(SMALL, method="fedavg", out=tmp_path / "run", listener=listener)
     assert heard == ["fedavg", 1, 2, 3]
+
+
+# ---- methods and federations as a Python user has them ----
+
+
+class Halfway(FedAvg):
+    """FedAvg that goes a part of the way."""
+
+    part: float = 0.5
+
+    def update(self, problem: Any, server: Any, clients: Any, upload: Any, round: int, rng: Any) -> Any:
+        before = server.w.clone()
+        after = super().update(problem, server, clients, upload, round, rng)
+        return after.replace(w=before + self.part * (after.w - before))
+
+
+def test_a_method_is_a_name_a_class_or_an_object(tmp_path):
+    by_name = small(tmp_path / "name", method="fedavg")
+    by_class = small(tmp_path / "class", method=FedAvg)
+    assert by_class.config == by_name.config and by_name.config["method"] == "fedavg"
+    assert torch.equal(weights(by_class), weights(by_name))
+    own = small(tmp_path / "own", method=Halfway(part=0.25))
+    again = small(tmp_path / "again", method=f"{__name__}:Halfway", settings={"part": 0.25})
+    assert own.config == again.config and own.config["settings"]["part"] == 0.25
+    assert torch.equal(weights(own), weights(again))
+    assert not torch.equal(weights(own), weights(small(tmp_path / "default", method=Halfway)))
+    assert (
+        small(tmp_path / "both", method=Halfway(part=0.25), settings={"part": 0.75}).config["settings"]["part"] == 0.75
+    )
+
+
+def a_method(name: str = "Mine") -> type[Method]:
+    """A class that no other process can import."""
+    return type(name, (FedAvg,), {"__module__": __name__, "__qualname__": f"a_method.<locals>.{name}"})
+
+
+def test_a_class_that_exists_here_alone_runs_and_its_folder_says_its_name(tmp_path):
+    mine = a_method()
+    run = small(tmp_path / "run", method=mine)
+    assert run.config["method"] == run.summary.method == f"{__name__}:Mine"
+    assert torch.equal(weights(run), weights(small(tmp_path / "fedavg", method="fedavg")))
+
+
+NOTEBOOK = """
+import fedkin, sys
+from fedkin.methods.fedavg import FedAvg
+class Mine(FedAvg):
+    "Mine."
+settings = {"rounds": 2, "data": {"clients": 5}, "local": {"epochs": 1}}
+def stop(_):
+    raise KeyboardInterrupt
+{}
+"""
+
+
+def in_a_notebook(lines: str, cwd: Path) -> str:
+    """What Python says to lines that are no file, as in a notebook."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    words = [sys.executable, "-"]
+    text = NOTEBOOK.replace("{}", lines)
+    done = subprocess.run(words, input=text, cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+    return done.stdout + done.stderr
+
+
+def test_a_notebooks_class_runs_compares_and_is_asked_for_again_elsewhere(tmp_path):
+    said = in_a_notebook(
+        "print(fedkin.compare(settings, methods=['separate', Mine], out='both').frame().index.tolist())\n"
+        "try:\n    fedkin.run(settings, method=Mine, out='cut', listener=fedkin.Listener(on_round=stop))\n"
+        "except KeyboardInterrupt:\n    print('stopped')\n"
+        "try:\n    fedkin.compare(settings, methods=['separate', Mine], out='jobs', jobs=2)\n"
+        "except fedkin.FedkinError as error:\n    print(error)\n",
+        tmp_path,
+    )
+    assert "__main__:Mine:global" in said and "stopped" in said
+    assert "'__main__:Mine' cannot: define it in a module that can be imported, or take jobs = 1." in said
+    assert Run(tmp_path / "cut").config["method"] == "__main__:Mine"
+    assert not (tmp_path / "both" / "study.toml").exists(), "no file could repeat it"
+    with pytest.raises(
+        FedkinError, match=r"'__main__:Mine' could not be imported: .* fedkin\.resume\(path, method=…\)"
+    ):
+        fedkin.resume(tmp_path / "cut")
+    said = in_a_notebook("print(fedkin.resume('cut', method=Mine).summary.rounds)", tmp_path)
+    assert said.strip() == "2"
+    with pytest.raises(FedkinError, match="The run is of the method '__main__:Mine', not of 'fedavg'"):
+        fedkin.resume(cut(tmp_path / "cut"), method="fedavg")
+
+
+def cut(path: Path) -> Path:
+    """A run that is not finished any more."""
+    (path / "summary.json").unlink()
+    return path
+
+
+def test_methods_of_a_comparison_may_be_classes_and_objects(tmp_path):
+    given = ["separate", FedAvg, Halfway(part=0.25), a_method("Other")]
+    found = fedkin.compare(SMALL, methods=given, out=tmp_path / "all")
+    names = [run.summary.method for run in found.runs]
+    assert names == ["separate", "fedavg", f"{__name__}:Halfway", f"{__name__}:Other"]
+    assert [run.config.get("settings", {}).get("part") for run in found.runs] == [None, None, 0.25, None]
+    tuned = fedkin.tune(SMALL, grid={"part": [0.25, 0.5]}, method=Halfway, out=tmp_path / "tune")
+    assert [trial.values["settings.part"] for trial in tuned.trials] == [0.25, 0.5]
+    for twice in ([Halfway(part=0.1), Halfway(part=0.2)], [a_method(), a_method()]):
+        with pytest.raises(FedkinError, match="Two methods are called"):
+            fedkin.compare(SMALL, methods=twice, out=tmp_path / "twice")
+    with pytest.raises(FedkinError, match="`methods` is a list"):
+        fedkin.compare(SMALL, methods="fedavg", out=tmp_path / "word")
+
+
+class Half(Method):
+    """A class that is not done yet."""
+
+
+@pytest.mark.parametrize(
+    ("method", "said"),
+    [
+        (Half, "'Half' is not whole: it has no begin, download, models, train, update."),
+        (dict, "A method is a name such as 'fedamp', a subclass of fedkin.Method, or an object of one; <class 'dict'>"),
+        (3, "or an object of one; 3 is none of these."),
+    ],
+)
+def test_what_is_no_method_is_refused_in_a_sentence(tmp_path, method, said):
+    with pytest.raises(FedkinError) as caught:
+        small(tmp_path / "run", method=method)
+    assert said in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def made(seed: int = 0) -> Federation:
+    """Silos that depend on the seed."""
+    rng = np.random.default_rng(seed)
+    return Federation.from_arrays({name: (rng.normal(size=(40, 3)), np.arange(40) % 2) for name in "ab"})
+
+
+def test_a_federation_may_be_a_function_which_is_called_for_every_seed(tmp_path):
+    common = {"methods": ["separate"], "rounds": 2, "out": tmp_path / "two"}
+    found = fedkin.compare(federation=made, seeds=2, **common)
+    for seed, run in enumerate(found.runs):
+        itself = fedkin.run(method="separate", federation=made(seed), seed=seed, rounds=2, out=tmp_path / f"one{seed}")
+        assert itself.summary["models"] == run.summary["models"]
+        assert run.config["data"]["name"] == f"{__name__}:made"
+    assert (tmp_path / "two" / "study.toml").exists(), "it can be imported, so a file can repeat it"
+    again = fedkin.compare(data=f"{__name__}:made", seeds=2, **common)
+    assert [run.path for run in again.runs] == [run.path for run in found.runs], "by its name it is the same"
+
+
+def test_a_federation_may_be_a_function_that_exists_here_alone(tmp_path):
+    federation = silos()
+    run = fedkin.run(method="fedavg", federation=lambda: federation, rounds=2, out=tmp_path / "run")
+    itself = fedkin.run(method="fedavg", federation=federation, rounds=2, out=tmp_path / "itself")
+    assert run.summary["models"] == itself.summary["models"]
+    assert fedkin.resume(cut(run.path), federation=lambda: federation).complete
+    with pytest.raises(FedkinError, match=r"The run is on the data '.*:lambda', not on '.*:made'"):
+        fedkin.resume(cut(run.path), federation=made)
+
+
+@pytest.mark.parametrize("argument", ["model", "loss", "metric", "federation"])
+def test_what_was_defined_in_a_notebook_is_asked_for_again_by_its_argument(tmp_path, argument):
+    lines = {
+        "model": "def given(inputs, outputs):\n    import torch\n    return torch.nn.Linear(*inputs, outputs)",
+        "loss": "def given(o, y):\n    import torch\n    return torch.nn.functional.cross_entropy(o, y)",
+        "metric": "def given(o, y):\n    return (o.argmax(1) == y).double().mean()",
+        "federation": "def given():\n    return fedkin.load('digits', clients=5)",
+    }
+    ends = f"{lines[argument]}\nif {argument == 'federation'}:\n    settings.pop('data')\n"
+    started = f"{ends}fedkin.run(settings, method='fedavg', {argument}=given, out='cut')\nprint('done')"
+    assert "done" in in_a_notebook(started, tmp_path)
+    cut(tmp_path / "cut")
+    with pytest.raises(FedkinError, match=rf"fedkin\.resume\(path, {argument}=…\)"):
+        fedkin.resume(tmp_path / "cut")
+    assert "2" in in_a_notebook(f"{ends}print(fedkin.resume('cut', {argument}=given).summary.rounds)", tmp_path)
+
+
+def test_a_federation_may_be_arrays_or_datasets_by_client(tmp_path):
+    rng = np.random.default_rng(0)
+    arrays = {name: (rng.normal(size=(40, 3)).astype(np.float32), np.arange(40) % 2) for name in "ab"}
+    sets = {name: TensorDataset(*map(torch.as_tensor, pair)) for name, pair in arrays.items()}
+    plain = {name: (x.tolist(), y.tolist()) for name, (x, y) in arrays.items()}
+    expected = start.prepare(federation=Federation.from_arrays(arrays))
+    for given in (arrays, sets, plain):
+        found = start.prepare(federation=given)
+        assert torch.equal(found.cohort.train.x, expected.cohort.train.x)
+        assert found.problem.names == expected.problem.names
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (pd.DataFrame({"a": [1]}), "not a table: fedkin.Federation.from_table(table, client, target) makes one of it."),
+        ("patients.csv", "not 'patients.csv'; a data set, a file or a folder is named by `data`."),
+    ],
+    ids=["frame", "path"],
+)
+def test_what_is_no_federation_is_refused_with_what_would_do(given, said):
+    with pytest.raises(FedkinError) as caught:
+        start.prepare(federation=given)
+    assert said in str(caught.value)
+
+
+def test_a_longer_run_of_a_class_that_is_given_again_finds_it(tmp_path):
+    hidden = "def hidden():\n    class Hidden(FedAvg):\n        'Inside a function.'\n    return Hidden\n"
+    first = f"{hidden}print(fedkin.run(settings, method=hidden(), out='run').summary.rounds)"
+    assert in_a_notebook(first, tmp_path).strip().endswith("2")
+    said = in_a_notebook(f"{hidden}print(fedkin.resume('run', method=hidden(), rounds=3).summary.rounds)", tmp_path)
+    assert said.strip().endswith("3")

@@ -22,6 +22,8 @@ from .terminal import err, out
 
 SHOWN = 20
 """Rows that a terminal shows."""
+CARRIED = 3
+"""Columns of the given table that it shows beside the answers."""
 CLASSES = 10
 """Classes up to which it shows a probability for each."""
 
@@ -51,7 +53,8 @@ def predict(
 
     RUN is a run folder, or one client's model file; DATA a table (.csv, .tsv,
     .parquet) or an array (.npy, or x in a .npz), which is prepared as the rows
-    were that the model was trained on. Into a pipe, CSV is printed.
+    were that the model was trained on. Columns that the model does not read, such
+    as identifiers, stand beside its answers. Into a pipe, CSV is printed.
     """
     if target is not None:
         if target.suffix not in (".csv", ".parquet"):
@@ -64,7 +67,7 @@ def predict(
         exporting.write_new({target: exporting.prediction_file(found, target.suffix)})
         err.print(f"{len(found):,} rows: {target}", highlight=False, soft_wrap=True, markup=False)
     elif out.is_terminal:
-        _show(found)
+        _show(found, data)
     else:
         sys.stdout.write(exporting.prediction_file(found, ".csv").decode())
 
@@ -107,18 +110,29 @@ def _chosen(place: Path, client: str | None, model: str | None) -> Saved:
     return run.saved(client, model)
 
 
-def _show(prediction: Prediction) -> None:
-    """The first rows as a table; of many classes the likeliest alone."""
+def _show(prediction: Prediction, data: Path) -> None:
+    """The first rows as a table, with whom they are about; of many classes the likeliest alone."""
     columns = prediction.columns()
     if prediction.probabilities is not None and len(columns) > 1 + CLASSES:
         columns = {"prediction": columns["prediction"], "probability": prediction.probabilities.max(1)}
-    heads = [escape(name.removeprefix("probability_")) for name in columns]
+    carried = dict(list(prediction.beside().items())[:CARRIED])
+    heads = [*map(escape, carried), *(escape(name.removeprefix("probability_")) for name in columns)]
     table = Table(*(Column(head, justify="right") for head in ["row", *heads]), box=SIMPLE_HEAD, padding=0)
     digits = ".3f" if prediction.values is None else ".6g"
-    for number, row in enumerate(zip(*(column[:SHOWN] for column in columns.values()), strict=True), 1):
-        cells = (f"{cell:{digits}}" if isinstance(cell, np.floating) else escape(str(cell)) for cell in row)
+    known = [column[:SHOWN].to_pylist() for column in carried.values()]
+    answers = [column[:SHOWN] for column in columns.values()]
+    for number, row in enumerate(zip(*known, *answers, strict=True), 1):
+        cells = (f"{cell:{digits}}" if isinstance(cell, np.floating) else _cell(cell) for cell in row)
         table.add_row(str(number), *cells)
     out.print(table)
+    more = []
     if len(prediction) > SHOWN:
-        more = f"and {len(prediction) - SHOWN:,} more rows; --out FILE.csv writes them all"
-        out.print(more, style="dim", highlight=False)
+        more.append(f"{len(prediction) - SHOWN:,} more rows")
+    if len(prediction.carried) > CARRIED:
+        more.append(f"{len(prediction.carried) - CARRIED} more columns of {data.name}")
+    if more:
+        out.print(f"and {' and '.join(more)}; --out FILE.csv writes them all", style="dim", highlight=False)
+
+
+def _cell(value: object) -> str:
+    return "" if value is None else escape(str(value))

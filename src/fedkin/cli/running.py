@@ -25,6 +25,7 @@ from ..runs import options
 from ..runs.config import Config, merge, read_toml
 from ..studies import compare as comparing
 from ..studies import demo as demonstration
+from ..studies import reopen
 from ..studies import run as one
 from ..studies import study as studying
 from ..studies.compare import Results
@@ -84,7 +85,8 @@ def run(words: Words = None, folder: Out = None, native: Native = False) -> None
     Settings are written `key=value`, `--key value` or `--key=value`;
     they are laid over those of the configuration file, if one is given.
     `fedkin settings` lists them all, `fedkin methods NAME` those of a method.
-    Your own table: `--data patients.csv --client hospital --target disease`.
+    Your own table: `--data patients.csv --client hospital --target disease`,
+    and `--group patient` where a patient has several rows.
     """
     ready = start.prepare(_budgeted(options.parse(words or []), native))
     path = folder or start.free_folder(ready.config)
@@ -97,10 +99,10 @@ class _Tunable(TyperCommand):
     """A command whose --tune may stand alone."""
 
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
-        rates = re.compile(r"x?[\d.][^=]*(?<!\.toml)")
+        something_else = re.compile(r"|-.*|.*=.*|.*\.toml")
         following = [*args[1:], ""]
         pairs = zip(args, following, strict=True)
-        spelt = ["--tune=true" if a == "--tune" and not rates.fullmatch(b) else a for a, b in pairs]
+        spelt = ["--tune=true" if a == "--tune" and something_else.fullmatch(b) else a for a, b in pairs]
         return super().parse_args(ctx, spelt)
 
 
@@ -208,7 +210,6 @@ def _runs(plan: Study) -> int:
 
 def _show(found: Found, formats: Sequence[str]) -> None:
     """What came of a study, in the terminal and as a page."""
-    where = found.report()
     if isinstance(found, Levels):
         show_levels(found)
     elif isinstance(found, Crossed):
@@ -217,22 +218,36 @@ def _show(found: Found, formats: Sequence[str]) -> None:
         show_tuned(found)
     else:
         show_comparison(found)
+    out.print()
+    _write(found, None, formats)
+
+
+def _write(found: Found, target: Path | None, formats: Sequence[str]) -> None:
+    """The page of a study, and its figures where there are some."""
+    where = found.report(target)
     if formats and isinstance(found, Results | Levels):
-        for path in found.figures(formats=formats):
+        for path in found.figures(where.parent / "figures", formats):
             out.print(f"Figure: {path}")
-    out.print(f"\nReport: [bold]{where.resolve()}[/]")
+    out.print(f"Report: [bold]{where.resolve()}[/]")
 
 
 @app.command()
-def resume(path: Annotated[Path, typer.Argument(help="A run folder.")]) -> None:
-    """Go on with a run that was interrupted, from its last checkpoint."""
+def resume(
+    path: Annotated[Path, typer.Argument(help="A run folder.")],
+    rounds: Annotated[
+        int | None, typer.Option(min=1, help="Rounds in all: makes a finished run longer.", show_default=False)
+    ] = None,
+) -> None:
+    """Go on with a run that was interrupted, from its last checkpoint; with --rounds, with one that has ended."""
     found = Run(path)
-    if found.complete:
+    if found.complete and (rounds is None or start.lengthened(found, rounds) is None):
         show_run(found)
-        out.print(f"The run in {path} is complete; there is nothing to resume.")
+        out.print(
+            f"The run in {path} is complete; there is nothing to resume. Longer: `fedkin resume {path} --rounds N`."
+        )
         return
-    with listening(found.resolved().rounds, path) as listener:
-        finished = one.resume(path, listener=listener)
+    with listening(rounds or found.resolved().rounds, path) as listener:
+        finished = one.resume(path, rounds=rounds, listener=listener)
     show_run(finished)
 
 
@@ -244,9 +259,14 @@ def report(
 ) -> None:
     """Write the report of a run, or of several side by side."""
     formats = _formats(figures)
-    for path in paths:
-        _refuse_several(path)
-    chosen = [read(path) or ([Run(p) for p in _run_folders(path)], {}) for path in paths]
+    if len(paths) == 1 and _is_of_several(paths[0]):
+        found = reopen.open(paths[0])
+        assert not isinstance(found, Run)
+        _write(found, target, formats)
+        return
+    for path in filter(_is_of_several, paths):
+        raise FedkinError(f"{path} holds a study over several settings; its report is its own: `fedkin report {path}`.")
+    chosen = [read(path) or (_runs_in(path), {}) for path in paths]
     runs = [run for own, _ in chosen for run in own]
     place = runs[0].path if len(runs) == 1 else paths[0] if len(paths) == 1 else Path()
     results = Results(runs, place, chosen[0][1] if len(paths) == 1 else {})
@@ -254,11 +274,7 @@ def report(
         comparison.by_method(runs)
     except ValueError as error:  # they cannot stand side by side
         raise FedkinError(str(error)) from None
-    where = results.report(target or place / "report.html")
-    if formats:
-        for path in results.figures(where.parent / "figures", formats):
-            out.print(f"Figure: {path}")
-    out.print(f"Report: [bold]{where.resolve()}[/]")
+    _write(results, target or place / "report.html", formats)
 
 
 @app.command("methods")
@@ -347,9 +363,10 @@ def _progress(total: int) -> Iterator[Callable[[str], Listener]]:
             nonlocal done
             if progress and task is not None:
                 progress.update(task, completed=done, note=label)
-            else:
-                err.print(f"[{done + 1}/{total}] {label}", highlight=False, markup=False)
-            done += 1
+            else:  # after all were run, some go on to where the longest ended
+                count = f"[{done + 1}/{total}] " if done < total else ""
+                err.print(f"{count}{label}", highlight=False, markup=False)
+            done = min(done + 1, total)
 
             def on_round(record: Line) -> None:
                 if progress and task is not None:
@@ -370,26 +387,19 @@ def _progress(total: int) -> Iterator[Callable[[str], Listener]]:
             progress.update(task, completed=total, note="done")
 
 
-def _refuse_several(path: Path) -> None:
-    """A report is of one comparison; the page of levels, combinations or a grid is the study's own."""
+def _is_of_several(path: Path) -> bool:
+    """Whether a folder holds a study over levels, combinations or a grid, whose page is its own."""
     file = path / FILE
-    if file.exists() and is_ours(file) and any(kind in read_toml(file).get("study", {}) for kind in KINDS):
-        raise FedkinError(
-            f"{path} holds a study over several settings, whose page is made by `fedkin study {file}`: it runs nothing "
-            "that is complete. `fedkin report` is for one of the folders in it."
-        )
+    return file.exists() and is_ours(file) and any(kind in read_toml(file).get("study", {}) for kind in KINDS)
 
 
-def _run_folders(path: Path) -> list[Path]:
+def _runs_in(path: Path) -> list[Run]:
     if (path / "config.toml").exists():
-        return [path]
-    inside = sorted(p.parent for p in path.glob("*/config.toml")) if path.is_dir() else []
-    finished = [p for p in inside if (p / "summary.json").exists()]
-    if not finished:
-        raise FedkinError(f"{path} is neither a run folder nor a folder of finished runs.")
-    for unfinished in sorted(set(inside) - set(finished)):
-        err.print(f"{unfinished} is not finished and is left out; `fedkin resume {unfinished}` goes on with it.")
-    return finished
+        return [Run(path)]
+    runs, unfinished = reopen.finished(path)
+    for each in unfinished:
+        err.print(f"{each} is not finished and is left out; `fedkin resume {each}` goes on with it.")
+    return runs
 
 
 def _formats(text: str) -> list[str]:

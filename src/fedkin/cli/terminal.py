@@ -26,6 +26,7 @@ from ..evidence.estimates import Estimate
 from ..evidence.findings import Findings
 from ..evidence.levels import Span
 from ..evidence.records import Line
+from ..evidence.worth_joining import Silo
 from ..studies import compare
 from ..studies.run import Run
 from ..studies.tune import Tuned
@@ -49,7 +50,17 @@ err = _console(stderr=True)
 
 def show_comparison(results: compare.Results) -> None:
     """The table in the terminal; the same rows as in the report."""
-    from ..report.words import finding, metric_name, older_models, p_text, plural, score_text
+    from ..report.words import (
+        chosen_round,
+        ends,
+        finding,
+        metric_name,
+        older_models,
+        p_cell,
+        plural,
+        score_text,
+        tests_told,
+    )
 
     found = results.findings
     rows, metric = found.rows, found.metric
@@ -57,24 +68,24 @@ def show_comparison(results: compare.Results) -> None:
     pairs = {p: t for t in found.tests() for p in ((t.first, t.second), (t.second, t.first))}
     count = len(reference.seeds)
     better = "higher" if found.higher_is_better else "lower"
-    title = f"Best mean test {metric_name(metric)} over the rounds ({better} is better), {plural(count, 'seed')}"
+    title = f"Mean test {metric_name(metric)} {chosen_round(found)} ({better} is better), {plural(count, 'seed')}"
     table = Table(Column("method:model", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
-    for head in ("mean", "worst\nclient", "±\nclients", "±\nseeds", "last", "validated", "p"):
+    for head in ("mean", "worst\nclient", "±\nclients", "±\nseeds", "last", "best\ntest", "p"):
         table.add_column(head, justify="right", no_wrap=True)
     for row in rows:
         test = pairs.get((reference.name, row.name))
         table.add_row(
             f"[bold]{escape(row.name)}[/]" if row.headline else escape(row.name),
-            *(score_text(v, metric) for v in (row.bmta, row.worst, row.std_clients, row.std_seeds)),
-            *(score_text(v, metric) for v in (row.last, row.validated)),
-            p_text(test.p) if test else "",
+            *(score_text(v, metric) for v in (row.score, row.worst, row.std_clients, row.std_seeds)),
+            *(score_text(v, metric) for v in (row.last, row.bmta)),
+            p_cell(test.p) if test else "",
         )
     out.print(table)
     out.print(
-        "Headline models first (bold). The best round is picked on test data, which flatters every row alike; worst "
-        "client: of each seed, then the mean; "
-        "`validated` is picked on validation data. p: Wilcoxon's signed-rank test over clients against "
-        f"{reference.name}, two-sided, with Holm's correction.",
+        "Headline models first (bold). Worst client: of each seed, then the mean. `best test` is the best round of the "
+        "test data, as papers report it: picked on test data, it flatters some rows more than others."
+        + (f" {tests_told(found)}" if pairs else "")
+        + (f" In this table against {reference.name}." if any(t.p is not None for t in pairs.values()) else ""),
         style="dim",
         highlight=False,
     )
@@ -83,7 +94,7 @@ def show_comparison(results: compare.Results) -> None:
         out.print(sentence, style="dim", highlight=False)
     show_references(results)
     show_newcomers(found)
-    for sentence in finding(found):
+    for sentence in [*finding(found), *ends(found)]:
         out.print(sentence, highlight=False)
     show_joining(found)
 
@@ -116,10 +127,11 @@ def show_training(conditions: Mapping[str, Findings], below: bool = True) -> Non
 
 
 def show_references(results: compare.Results) -> None:
-    """The rows without federated learning, if any were asked for."""
+    """The rows without federated learning: what needs no training, and those that were asked for."""
     from ..report.words import score_text
 
-    lines, metric = references.rows(results.references()), results.findings.metric
+    found, metric = results.findings, results.findings.metric
+    lines = [*references.rows(found.untrained), *references.rows(results.references())]
     if lines:
         title = "For comparison, without federated learning"
         table = Table(Column("row", no_wrap=True), title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
@@ -137,16 +149,14 @@ def show_joining(findings: Findings) -> None:
         estimate_text,
         gain_text,
         is_share,
-        joining_sentence,
+        joining_told,
         joining_words,
         metric_name,
         score_text,
     )
 
     found = findings.joined
-    if found is None:
-        return
-    if len(found.silos) <= MOST_SILOS:
+    if found is not None and len(found.silos) <= MOST_SILOS:
         title = f"Was it worth joining? Test {metric_name(found.metric)}{' in %' if is_share(found.metric) else ''}"
         table = Table("silo", title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
         table.add_column("test\nsamples", justify="right")
@@ -156,6 +166,11 @@ def show_joining(findings: Findings) -> None:
             """On a narrow terminal without its interval; the one of the gain is what matters."""
             narrow = score_text(score.value if score else None, found.metric)
             return narrow if out.width < 100 else estimate_text(score, found.metric)
+
+        def verdict(silo: Silo) -> str:
+            """Why it cannot be told is said of silos that are too small, where there is room."""
+            short = silo.large_enough or out.width < 100
+            return silo.verdict.partition(":")[0] if short else silo.verdict
 
         for head in ("alone", *(["global"] if plain else []), found.method, "gain"):
             table.add_column(head, justify="right")
@@ -167,11 +182,12 @@ def show_joining(findings: Findings) -> None:
                 f"{silo.samples:,}",
                 *(told(score).replace(" %", "") for score in scores),
                 gain_text(silo.gain, found.metric),
-                f"[{COLOURS[silo.answer]}]{silo.verdict.partition(':')[0]}[/]",
+                f"[{COLOURS[silo.answer]}]{escape(verdict(silo))}[/]",
             )
         out.print(table)
         out.print(joining_words(found), style="dim", highlight=False)
-    out.print(joining_sentence(found), style="bold", highlight=False)
+    for sentence in joining_told(findings):
+        out.print(sentence, style="bold", highlight=False, markup=False)
 
 
 def show_newcomers(found: Findings) -> None:
@@ -202,18 +218,22 @@ def show_newcomers(found: Findings) -> None:
 
 
 def show_run(finished: Run) -> None:
-    from ..report.words import older_models, score_text
+    from ..report.words import ends, older_models, score_text
 
     summary = finished.summary
-    table = Table("model", "best mean", "round", "last", "validated", "± clients")
+    table = Table("model", "validated", "last", "best test", "its round", "± clients there")
     for name, m in summary.models.items():
         label = f"[bold]{name}[/]" if name == summary.headline else name
-        scores = [score_text(score, summary.metric) for score in (m.bmta, m.last, m.validated, m.std)]
+        scores = [score_text(score, summary.metric) for score in (m.validated, m.last, m.bmta, m.std)]
         at = str(m.bmta_round) if m.bmta_round <= summary.rounds else "final"
-        table.add_row(label, scores[0], at, *scores[1:])
+        table.add_row(label, *scores[:3], at, scores[3])
     out.print(table)
     found = Findings([finished])
-    for sentence in older_models(found):
+    if summary.ended == "validation":
+        out.print(
+            f"It ended after {summary.rounds} rounds, as validation data showed no further gain.", highlight=False
+        )
+    for sentence in [*older_models(found), *ends(found)]:
         out.print(sentence, style="dim", highlight=False)
     kin = summary.collaboration
     if kin and kin.within_group is not None:
@@ -351,8 +371,8 @@ def show_levels(levels: Levels) -> None:
         here, sides = [row for row in levels.rows() if row.setting == setting], levels.sides(setting)
         hit = len(sides) > 1
         values = list(dict.fromkeys(word(row.value) for row in here))
-        moments = "last round" if hit else "best round"
-        moments += f" (in brackets: {'best' if hit else 'last'} round)" if out.width >= 100 else ""
+        moments = "last round" if hit else "chosen round"
+        moments += f" (in brackets: {'chosen' if hit else 'last'} round)" if out.width >= 100 else ""
         title = f"Mean test {metric_name(metric)}{unit} over {setting}, {moments}"
         out.print(title, style="italic", highlight=False)
         for side, name in sides.items():
@@ -361,8 +381,8 @@ def show_levels(levels: Levels) -> None:
                 table.add_column(value, justify="right")
             for row in (r for r in here if word(r.value) == values[0] and (r.headline or not hit)):
                 own = [r for r in here if r.name == row.name]
-                best, last = ([getattr(getattr(r, moment), side) for r in own] for moment in ("best", "last"))
-                cells = map(told, *((last, best) if hit else (best, last)))
+                chosen, last = ([getattr(getattr(r, moment), side) for r in own] for moment in ("chosen", "last"))
+                cells = map(told, *((last, chosen) if hit else (chosen, last)))
                 label = escape(row.name)
                 table.add_row(f"[bold]{label}[/]" if row.headline else label, *cells)
             out.print(table)
@@ -385,17 +405,17 @@ def show_crossed(crossed: Crossed) -> None:
     for name in crossed.settings:
         table.add_column(name.rpartition(".")[2])
     table.add_column("method:model", no_wrap=True)
-    for head in ("best", "worst\nclient", "last", "validated"):
+    for head in ("chosen\nround", "worst\nclient", "last", "best\ntest"):
         table.add_column(head, justify="right", no_wrap=True)
     for each in crossed.rows():
         if each.row.headline:
-            scores = (each.row.bmta, each.row.worst, each.row.last, each.row.validated)
+            scores = (each.row.score, each.row.worst, each.row.last, each.row.bmta)
             texts = [score_text(score, each.metric) for score in scores]
             table.add_row(*map(escape, map(word, each.values.values())), escape(each.row.name), *texts)
     out.print(table)
     out.print(
-        "The best round is picked on test data, which flatters every row alike; `validated` is picked on validation "
-        "data.",
+        "The chosen round is the one that validation data chose, without them the last; `best test` is picked on test "
+        "data, which flatters some rows more than others.",
         style="dim",
         highlight=False,
     )

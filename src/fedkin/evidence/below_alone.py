@@ -33,8 +33,9 @@ class Below:
     rate: Rates | None = None
     """The rates tried for it, where the chosen one is the first or last."""
     rise: tuple[float, int] | None = None
-    """What its validation score still gained over so many last rounds: more than twice its noise, and a tenth of the
-    gap."""
+    """What its validation score still gained over so many last rounds: more than twice its noise, and so much more
+    than training alone that as many rounds again would make up half of the gap, if it went on slowing down as it did.
+    What is harmed beyond that is harmed by something that more rounds do not cure."""
     trained: tuple[str, str] | None = None
     """By what it was trained and what training alone was, where it is another optimiser, or a rate nobody chose."""
     loss: tuple[float, float, float] | None = None
@@ -59,17 +60,17 @@ def below_alone(
     alone = next((row for row in heads if members[row.method][0].summary.method == ALONE), None)
     if alone is None:
         return []
-    oracle = next((row for row in heads if row.method == ORACLE and sign * (row.bmta - alone.bmta) > 0), None)
-    p_values = {pair.second: pair.p_greater for pair in pairs if pair.first == alone.name}
+    oracle = next((row for row in heads if row.method == ORACLE and sign * (row.score - alone.score) > 0), None)
+    p_values = {pair.second: pair.p for pair in pairs if pair.first == alone.name}
     found = []
     for row in heads:
-        gap, p = sign * (alone.bmta - row.bmta), p_values.get(row.name, 1.0)
-        if gap <= 0 or not p < CHANCE:
+        gap, p = sign * (alone.score - row.score), p_values.get(row.name)
+        if not gap > 0 or p is None or not p < CHANCE:
             continue
         runs, rates = members[row.method], tuned.get(row.method)
         others = [each for each in rows if each.method == row.method and not each.headline]
-        best = max(others, key=lambda each: sign * each.bmta, default=None)
-        other = best if best is not None and sign * (best.bmta - row.bmta) >= HALF * gap else None
+        best = max(others, key=lambda each: sign * each.score, default=None)
+        other = best if best is not None and sign * (best.score - row.score) >= HALF * gap else None
         split = row.model == "global" and other is not None  # a loss that one model for all cannot but have
         found.append(
             Below(
@@ -78,7 +79,7 @@ def below_alone(
                 p,
                 other=other,
                 rate=rates if rates is not None and rates.edge is not None else None,
-                rise=_rise(runs, row.model, gap, sign),
+                rise=_rise(runs, row.model, (members[alone.method], alone.model), gap, sign),
                 trained=_differently(trained.get(row.method), trained.get(alone.method), rates is not None),
                 loss=None if split else _loss(runs, members[alone.method]),
                 elsewhere=_elsewhere(runs, oracle),
@@ -88,20 +89,39 @@ def below_alone(
     return found
 
 
-def _rise(runs: Sequence[Run], model: str, gap: float, sign: int) -> tuple[float, int] | None:
-    """Of a line through the last fifth of the validation curve, mean over seeds."""
+def _rise(
+    runs: Sequence[Run], model: str, alone: tuple[Sequence[Run], str], gap: float, sign: int
+) -> tuple[float, int] | None:
+    own, other = _ending(runs, model, sign), _ending(*alone, sign)
+    if own is None:
+        return None
+    rise, noise, last, coming = own
+    caught_up = coming - max(0.0, other[3] if other else 0.0)
+    return (rise, last) if rise > 2 * noise and caught_up >= HALF * gap else None
+
+
+def _ending(runs: Sequence[Run], model: str, sign: int) -> tuple[float, float, int, float] | None:
+    """Of the validation curve, mean over seeds: what a line through its last fifth rises, the noise around that line,
+    how many rounds these are, and what as many rounds as there were would bring, were they to slow down from fifth to
+    fifth as the last two did."""
     curves = [_validation(run, model) for run in runs]
     if any(curve is None for curve in curves) or len({len(curve) for curve in curves if curve is not None}) > 1:
         return None
     y = sign * np.mean([curve for curve in curves if curve is not None], axis=0)
     if len(y) < FEWEST or not np.isfinite(y).all():
         return None
-    last = y[-max(5, len(y) // 5) :]
-    steps = np.arange(len(last))
-    slope, height = np.polyfit(steps, last, 1)
-    noise = float(np.sqrt(np.sum((last - height - slope * steps) ** 2) / (len(last) - 2)))
-    rise = float(slope * (len(last) - 1))
-    return (rise, len(last)) if rise > max(2 * noise, gap / 10) else None
+    count = max(5, len(y) // 5)
+    (before, _), (slope, noise) = _line(y[-2 * count : -count]), _line(y[-count:])
+    slower = min(1.0, max(0.0, slope / before)) if before > 0 else 1.0
+    coming = sum(slope * count * slower**k for k in range(1, 1 + len(y) // count))
+    return slope * (count - 1), noise, count, coming
+
+
+def _line(y: NDArray[np.float64]) -> tuple[float, float]:
+    """The slope of a line through y, and the noise around it."""
+    steps = np.arange(len(y))
+    slope, height = np.polyfit(steps, y, 1)
+    return float(slope), float(np.sqrt(np.sum((y - height - slope * steps) ** 2) / (len(y) - 2)))
 
 
 def _validation(run: Run, model: str) -> NDArray[np.float64] | None:

@@ -1,14 +1,16 @@
 """Runs side by side: the table, the paired tests, and for whom joining was worse than staying alone.
 
-Runs are of one comparison if data, split and metric are the same. A row is `method:model`; scores of a client are
-taken at the run's own best round, and means over seeds go by the client's name.
+Runs are of one comparison if data, split and metric are the same. A row is `method:model`. Everything that is said of
+it stands on the round that validation data choose for each run, and where there are none on the closing exchange: test
+data choose nothing. What the papers report, the best round of the test data, is a number beside it (`bmta`). Means over
+seeds go by the client's name.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -18,12 +20,15 @@ from numpy.typing import NDArray
 
 from ..maths import statistics
 from ..maths.statistics import Comparison
+from . import progress
 from .outputs import Outputs
 from .records import Line, Summary
 
 ALONE = "separate"
 ORACLE = "groups"
 """Told the groups: an upper bound, not a contender."""
+FEWEST_PAIRS = 6
+"""Clients from which on Wilcoxon's test can tell: six wins of six have p = 0.03, five of five 0.06."""
 INCIDENTAL = {"device", "execution", "chunk", "weights", "threads", "data.verify"}
 """Settings of where and how a run is computed, not of what: two runs that differ in these alone are one method, tried
 twice. (`precision` is not among them: it changes numbers by more than rounding.)"""
@@ -58,13 +63,16 @@ Name = tuple[str, str]
 class Row:
     """A line of the table; scores are means over seeds, fractions where the metric is one.
 
-    std_clients: over clients at the best round (of all of them, so ddof 0), then the mean over seeds.
-    std_seeds: of the best means over seeds (a sample, so ddof 1); None for a single seed.
+    score: the mean over clients at the chosen round, as all that follows but `bmta`, the mean at the best test round.
+    std_clients: over clients there (of all of them, so ddof 0), then the mean over seeds.
+    std_seeds: of the means over seeds (a sample, so ddof 1); None for a single seed.
+    validated: the score, if validation data chose the round of every seed; else None, and `score` is the last.
     """
 
     method: str
     model: str
     headline: bool
+    score: float
     bmta: float
     worst: float
     std_clients: float
@@ -81,14 +89,17 @@ class Row:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two rows tested over (seed, client). `p` is two-sided, `p_greater` for `first` being better; both after Holm."""
+    """Two rows tested over clients, each client's scores averaged over the seeds that both rows have.
+
+    `p` is two-sided and after Holm, over all pairs of headline rows that can be tested; it is the only one that is told
+    of a pair. None where the clients are too few to tell: of five, even five wins could be chance.
+    """
 
     first: str
     second: str
     seeds: tuple[int, ...]
     result: Comparison
-    p: float
-    p_greater: float
+    p: float | None
 
 
 @dataclass(frozen=True)
@@ -104,7 +115,8 @@ class Curve:
 @dataclass(frozen=True)
 class Scored:
     """A model of one run. table: (rounds, clients) on test data, the closing exchange included, lines about newcomers
-    left out; `best` is the row of it with the best mean over clients, and `mean` that mean."""
+    left out; `best` is the row of it with the best mean over clients, and `mean` that mean; `chosen` is the row that
+    validation data choose, and without them the last: `validated` says which."""
 
     run: Run
     model: str
@@ -112,27 +124,22 @@ class Scored:
     table: NDArray[np.float64]
     best: int
     mean: float
+    chosen: int
+    validated: bool
 
     @property
     def seed(self) -> int:
         return self.run.summary.seed
 
     @property
-    def at_best(self) -> dict[str, float]:
-        """{client: score} at the run's own best round."""
-        return dict(zip(self.run.summary.clients, self.table[self.best].tolist(), strict=True))
+    def score(self) -> float:
+        """The mean over clients at the chosen round."""
+        return float(statistics.client_means(self.table[[self.chosen]])[0])
 
     @property
-    def validated(self) -> float | None:
-        """The mean at the round that validation data choose; None without them."""
-        lines = _lines(self.run, self.model)
-        held = [part.clients for line in lines if (part := line.models[self.model].validation) is not None]
-        if len(held) == len(lines):
-            table = np.array(held, dtype=np.float64)
-            value = statistics.validated(self.table, table, self.run.summary.higher_is_better)
-            if value is not None:
-                return value
-        return self.run.summary.models[self.model].validated
+    def at_chosen(self) -> dict[str, float]:
+        """{client: score} at the run's chosen round."""
+        return dict(zip(self.run.summary.clients, self.table[self.chosen].tolist(), strict=True))
 
 
 def scored(members: Members) -> dict[Name, list[Scored]]:
@@ -151,7 +158,9 @@ def _scored(run: Run, model: str) -> Scored:
     if not table.size:
         raise ValueError(f"The run in {run.path} has no finished round with scores of the model {model!r}.")
     best, mean = statistics.best_mean(table, run.summary.higher_is_better)
-    return Scored(run, model, tuple(line.round for line in lines), table, best, mean)
+    known = all(line.models[model].validation is not None for line in lines)
+    at = progress.chosen(lines, model, run.summary.higher_is_better, run.config.get("patience", 0))
+    return Scored(run, model, tuple(line.round for line in lines), table, best, mean, at, known)
 
 
 def _lines(run: Run, model: str) -> list[Line]:
@@ -159,54 +168,83 @@ def _lines(run: Run, model: str) -> list[Line]:
 
 
 def rows(found: Mapping[Name, Sequence[Scored]], higher: bool) -> list[Row]:
-    """The table: headline models first, the best mean at the top, then the methods' other models likewise."""
+    """The table: headline models first, the best score at the top, then the methods' other models likewise; of equals
+    the first by name, so that the order of the runs does not matter."""
     table = [_row(*name, seeds) for name, seeds in found.items()]
-    return sorted(table, key=lambda row: (not row.headline, -row.bmta if higher else row.bmta))
+
+    def place(row: Row) -> tuple[bool, float, str]:
+        score = -row.score if higher else row.score
+        return not row.headline, score if np.isfinite(score) else np.inf, row.name
+
+    return sorted(table, key=place)
 
 
 def _row(method: str, model: str, seeds: Sequence[Scored]) -> Row:
     first = seeds[0].run.summary
-    clients = [seed.table[seed.best] for seed in seeds]
-    means = np.array([seed.mean for seed in seeds])
-    chosen = [seed.validated for seed in seeds]
-    known = [value for value in chosen if value is not None]
+    clients = [seed.table[seed.chosen] for seed in seeds]
+    means = np.array([seed.score for seed in seeds])
     return Row(
         method=method,
         model=model,
         headline=model == first.headline,
-        bmta=float(means.mean()),
-        worst=float(np.mean([np.nanmin(c) if first.higher_is_better else np.nanmax(c) for c in clients])),
-        std_clients=float(np.mean([np.nanstd(c) for c in clients])),
+        score=float(means.mean()),
+        bmta=float(np.mean([seed.mean for seed in seeds])),
+        worst=_worst(clients, first.higher_is_better),
+        std_clients=_deviation(clients),
         std_seeds=float(means.std(ddof=1)) if len(means) > 1 else None,
         last=float(np.mean([statistics.last(seed.table) for seed in seeds])),
         last10=float(np.mean([statistics.last10(seed.table) for seed in seeds])),
-        validated=float(np.mean(known)) if len(known) == len(chosen) else None,
+        validated=float(means.mean()) if all(seed.validated for seed in seeds) else None,
         seeds=tuple(seed.seed for seed in seeds),
     )
 
 
-def tests(table: Sequence[Row], found: Mapping[Name, Sequence[Scored]], reference: str | None = None) -> list[Pair]:
-    """Wilcoxon's test for every pair of headline rows, the better mean first; Holm over all pairs returned.
+def _worst(seeds: Sequence[NDArray[np.float64]], higher: bool) -> float:
+    """The worst client of each seed, then the mean; NaN where none has a score."""
+    known = [each[~np.isnan(each)] for each in seeds]
+    return float(np.mean([(each.min() if higher else each.max()) if len(each) else np.nan for each in known]))
 
-    With a reference (`method` or `method:model`) only the pairs with it, and then it comes first. A pair of scores
-    is a client of a seed that both methods were run with; two methods without such a seed are not tested.
+
+def _deviation(seeds: Sequence[NDArray[np.float64]]) -> float:
+    """Over the clients of each seed, then the mean; NaN where none has a score."""
+    known = [each[~np.isnan(each)] for each in seeds]
+    return float(np.mean([each.std() if len(each) else np.nan for each in known]))
+
+
+def at_best(row: Row, seeds: Sequence[Scored]) -> Row:
+    """The row as the papers tell it: everything at the best round of the test data."""
+    clients, means = [seed.table[seed.best] for seed in seeds], np.array([seed.mean for seed in seeds])
+    higher = seeds[0].run.summary.higher_is_better
+    return replace(
+        row,
+        score=row.bmta,
+        worst=_worst(clients, higher),
+        std_clients=_deviation(clients),
+        std_seeds=float(means.std(ddof=1)) if len(means) > 1 else None,
+    )
+
+
+def tests(table: Sequence[Row], found: Mapping[Name, Sequence[Scored]], reference: str | None = None) -> list[Pair]:
+    """Wilcoxon's test for every pair of headline rows, the better score first; Holm over all of them.
+
+    A pair of scores is a client's, averaged over the seeds that both methods were run with: seeds of a client are no
+    further clients. Two methods without such a seed are not tested. With a reference (`method` or `method:model`) only
+    the pairs with it are given, and then it comes first; the p-values are the same, of the same family.
     """
     headlines = [row for row in table if row.headline]
-    pairs = list(combinations(headlines, 2))
-    if reference is not None:
-        chosen = find_row(headlines, reference)
-        pairs = [(chosen, row) for row in headlines if row is not chosen]
+    chosen = None if reference is None else find_row(headlines, reference)
     tested: list[tuple[str, str, tuple[int, ...], Comparison]] = []
-    for first, second in pairs:
+    for one, other in combinations(headlines, 2):
+        first, second = (other, one) if other is chosen else (one, other)
         own = found[first.method, first.model]
-        matched = list(_matched(own, found[second.method, second.model]))
-        if matched:
-            a, b = (np.concatenate([vectors[side] for _, vectors in matched]) for side in (0, 1))
+        seeds, a, b = _matched(own, found[second.method, second.model])
+        if len(a):
             result = statistics.wilcoxon(a, b, own[0].run.summary.higher_is_better)
-            tested.append((first.name, second.name, tuple(seed for seed, _ in matched), result))
-    two_sided = statistics.holm([result.two_sided for *_, result in tested])
-    greater = statistics.holm([result.greater for *_, result in tested])
-    return [Pair(*pair, float(p), float(g)) for pair, p, g in zip(tested, two_sided, greater, strict=True)]
+            tested.append((first.name, second.name, seeds, result))
+    enough = [i for i, (*_, result) in enumerate(tested) if result.pairs >= FEWEST_PAIRS]
+    corrected = dict(zip(enough, statistics.holm([tested[i][3].two_sided for i in enough]).tolist(), strict=True))
+    pairs = [Pair(*pair, corrected.get(i)) for i, pair in enumerate(tested)]
+    return [pair for pair in pairs if chosen is None or pair.first == chosen.name]
 
 
 def find_row(table: Sequence[Row], reference: str) -> Row:
@@ -220,15 +258,20 @@ def find_row(table: Sequence[Row], reference: str) -> Row:
 
 def _matched(
     a: Sequence[Scored], b: Sequence[Scored]
-) -> Iterator[tuple[int, tuple[NDArray[np.float64], NDArray[np.float64]]]]:
-    """For each seed of both: the scores of the clients of both, in one order."""
-    others = {each.seed: each for each in b}
+) -> tuple[tuple[int, ...], NDArray[np.float64], NDArray[np.float64]]:
+    """The seeds of both, and (clients,) of each the mean over the seeds in which the client has a score of both."""
+    others, seeds = {each.seed: each for each in b}, []
+    found: dict[str, list[tuple[float, float]]] = {}
     for each in a:
         if each.seed in others:
-            first, second = each.at_best, others[each.seed].at_best
-            names = [name for name in first if name in second]
-            if names:
-                yield each.seed, (np.array([first[n] for n in names]), np.array([second[n] for n in names]))
+            first, second = each.at_chosen, others[each.seed].at_chosen
+            shared = [(n, (first[n], second[n])) for n in first if n in second]
+            known = [(n, pair) for n, pair in shared if not np.isnan(pair).any()]
+            seeds += [each.seed] if known else []
+            for name, pair in known:
+                found.setdefault(name, []).append(pair)
+    means = np.array([np.mean(pairs, axis=0) for pairs in found.values()]).reshape(-1, 2)
+    return tuple(seeds), means[:, 0], means[:, 1]
 
 
 Both = dict[str, tuple[dict[str, float], dict[str, float]]]
@@ -271,10 +314,10 @@ def sides(runs: Sequence[Run]) -> tuple[str, str] | None:
 
 
 def client_scores(seeds: Sequence[Scored]) -> dict[str, float]:
-    """{client: mean over the seeds of its score at the run's best round}; clients without a score are left out."""
+    """{client: mean over the seeds of its score at the run's chosen round}; clients without a score are left out."""
     values: dict[str, list[float]] = {}
     for seed in seeds:
-        for name, value in seed.at_best.items():
+        for name, value in seed.at_chosen.items():
             if not np.isnan(value):
                 values.setdefault(name, []).append(value)
     return {name: float(np.mean(each)) for name, each in values.items()}

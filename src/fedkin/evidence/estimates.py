@@ -5,6 +5,7 @@
 | accuracy | Wilson | Bonett and Price |
 | balanced accuracy | Wilson of each recall, put together | Bonett and Price of each class, put together |
 | AUC | Newcombe; of several classes the mean of the bounds | bootstrap of placement values, class by class |
+| C-index | Newcombe, of events against those comparable with them | paired bootstrap over samples, of all their pairs |
 | log loss, RMSE, MAE, MSE | bootstrap over samples | paired bootstrap over samples |
 
 A bootstrap of right and wrong answers would be certain where all are right, and too sure where few differ; so what
@@ -15,15 +16,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
+from scipy.stats import norm
 from torch import Tensor
 
 from ..base.task import ROOTS, Metric, against_the_rest, classes_in, correct
 from ..maths import statistics
+from . import concordance
 
 Array = NDArray[np.float64]
 NAN = float("nan")
@@ -35,6 +39,32 @@ class Estimate(NamedTuple):
     value: float
     low: float = NAN
     high: float = NAN
+
+    @property
+    def p(self) -> float:
+        """How likely a number so far from 0 is where there is nothing: as a normal distribution with this interval has
+        it; NaN where there is none."""
+        near = self.value - self.low if self.value > 0 else self.high - self.value
+        if np.isnan(near) or not near > 0:
+            return NAN if np.isnan(near) else float(self.low <= 0 <= self.high)
+        return float(2 * norm.sf(norm.ppf(0.975) * abs(self.value) / near))
+
+
+class Gain(Estimate):
+    """A difference of two scores, whose interval can be made at any level."""
+
+    interval: statistics.Interval
+
+    @staticmethod
+    def of(value: float, interval: statistics.Interval) -> Gain:
+        found = Gain(value, *interval(0.95))
+        found.interval = interval
+        return found
+
+    @property
+    def p(self) -> float:
+        """The smallest alpha at which the interval leaves 0 out."""
+        return statistics.p_value(self.interval)
 
 
 def estimate(metric: Metric, outputs: Tensor, targets: Tensor) -> Estimate:
@@ -53,6 +83,8 @@ def estimate(metric: Metric, outputs: Tensor, targets: Tensor) -> Estimate:
         # Classes share their samples: whatever their correlation, the mean is no less certain than this.
         low, high = np.mean([statistics.auc_interval(*part) for part in parts], axis=0).tolist()
         return Estimate(value, low, high)
+    if metric.name == "c_index":
+        return Estimate(value, *concordance.of_score(value, targets))
     values = values_of(metric, outputs, targets)[:, None]
     low, high = statistics.percentiles(statistics.resampled([values])[:, 0], [values[:, 0]])
     low = max(low, 0.0)
@@ -69,24 +101,63 @@ def gain(metric: Metric, before: Tensor, after: Tensor, targets: Tensor) -> Esti
     if metric.name in ("accuracy", "balanced_accuracy"):
         answers = correct(after, targets) - correct(before, targets)
         classes = [answers.numpy()] if metric.name == "accuracy" else _by_class(answers, targets)
-        parts = []
-        for own in classes:
-            gained, lost = int((own > 0).sum()), int((own < 0).sum())
-            interval = statistics.paired_interval(gained, lost, len(own))
-            parts.append(((gained - lost) / len(own), *interval))
-        return Estimate(value, *statistics.mover(parts))
+        counts = [(int((own > 0).sum()), int((own < 0).sum()), len(own)) for own in classes]
+
+        def put_together(level: float) -> tuple[float, float]:
+            parts = [((more - less) / n, *statistics.paired_interval(more, less, n, level)) for more, less, n in counts]
+            return statistics.mover(parts)
+
+        return Gain.of(value, put_together)
     if metric.name == "auc":
         strata = _by_class(torch.from_numpy(placements(after, targets) - placements(before, targets)), targets)
         draws = statistics.resampled([own[:, None] for own in strata])[:, 0] - value
-        low, high = statistics.percentiles(draws, strata)
-        return Estimate(value, max(low, -1.0), min(high, 1.0))
+        if not any(own.var() for own in strata):  # all samples changed alike, or none did: no spread, but not certain
+            return Gain.of(value, partial(_auc_difference, before, after, targets))
+        return Gain.of(value, lambda level: within(-1.0, statistics.percentiles(draws, strata, level), 1.0))
+    if metric.name == "c_index":
+        return Gain.of(value, concordance.of_gain(before, after, targets))
     pair = np.stack([values_of(metric, outputs, targets) for outputs in (before, after)], axis=1)
-    draws, slope = statistics.resampled([pair]), np.ones(2)
+    both, slope = statistics.resampled([pair]), np.ones(2)
     if metric.name in ROOTS:  # the root of a mean; to first order a mean of these
         slope = root_slope(pair.mean(axis=0))
-        draws = np.sqrt(draws)
-    change = sign * np.diff(pair * slope, axis=1)[:, 0]
-    return Estimate(value, *statistics.percentiles(sign * np.diff(draws, axis=1)[:, 0], [change]))
+        both = np.sqrt(both)
+    change, drawn = sign * np.diff(pair * slope, axis=1)[:, 0], sign * np.diff(both, axis=1)[:, 0]
+    return Gain.of(value, lambda level: statistics.percentiles(drawn, [change], level))
+
+
+def _auc_difference(before: Tensor, after: Tensor, targets: Tensor, level: float) -> tuple[float, float]:
+    """Of two AUCs as if on different samples, which is the more cautious (Zou and Donner 2008)."""
+
+    def with_ends(outputs: Tensor) -> Array:
+        parts = [(float(own.mean()), len(own), len(rest)) for _, own, rest in against_the_rest(outputs, targets)]
+        ends = [(part[0], *statistics.auc_interval(*part, level)) for part in parts]
+        return np.asarray(np.mean(ends, axis=0), dtype=np.float64)
+
+    (was, low_before, high_before), (now, low, high) = with_ends(before), with_ends(after)
+    value = now - was
+    ends = value - np.hypot(now - low, high_before - was), value + np.hypot(high - now, was - low_before)
+    return within(-1.0, (float(ends[0]), float(ends[1])), 1.0)
+
+
+def within(least: float, interval: tuple[float, float], most: float) -> tuple[float, float]:
+    """What of an interval lies where its number can lie."""
+    low, high = interval
+    return max(low, least), min(high, most)
+
+
+def gain_over_seeds(each: Sequence[Estimate]) -> Estimate:
+    """`over_seeds` of gains, at any level; those that are no `Gain` have no other level."""
+    known = [gain for gain in each if isinstance(gain, Gain)]
+    if len(known) < sum(not np.isnan(gain.value) for gain in each):
+        return over_seeds(each)
+    if not known:
+        return Estimate(NAN)
+
+    def mean(level: float) -> tuple[float, float]:
+        found = over_seeds([Estimate(gain.value, *gain.interval(level)) for gain in known])
+        return found.low, found.high
+
+    return Gain.of(over_seeds(known).value, mean)
 
 
 def over_seeds(each: Sequence[Estimate]) -> Estimate:

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 
-from ..base.task import METRICS
 from . import comparison, worth_joining
 from .below_alone import Below, below_alone
 from .comparison import Both, Curve, Name, Pair, Row, Run, Scored
 from .grid import Rates
 from .newcomers import Served, newcomers
 from .older import Older, older
+from .references import Reference
 from .trained_with import trained_with
-from .worth_joining import Best, Joining, JoiningError, Scorecard
+from .untrained import beside
+from .worth_joining import Best, Joining, JoiningError, NotKept, Scorecard
 
 
 class Findings:
@@ -27,7 +28,7 @@ class Findings:
         self.tuned = dict(tuned or {})
         """{method: the rates that were tried for it}, where these are the runs of the best."""
         self._tests: dict[str | None, list[Pair]] = {}
-        self._worth: dict[str | None, Joining] = {}
+        self._worth: dict[str, Joining] = {}
         self._curves: dict[Row, Curve] = {}
         self._clients: dict[Row, dict[str, float]] = {}
 
@@ -59,7 +60,7 @@ class Findings:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """A row for each `method:model`: headline models first, the best mean at the top."""
+        """A row for each `method:model`: headline models first, the best score at the top."""
         return comparison.rows(self._scored, self.higher_is_better)
 
     @property
@@ -71,7 +72,7 @@ class Findings:
         return self._scored[row.method, row.model]
 
     def clients(self, row: Row) -> dict[str, float]:
-        """{client: its score at the best round, mean over seeds}; clients without a score are left out."""
+        """{client: its score in the chosen round, mean over seeds}; clients without a score are left out."""
         if row not in self._clients:
             self._clients[row] = comparison.client_scores(self.seeds(row))
         return self._clients[row]
@@ -83,7 +84,8 @@ class Findings:
         return self._curves[row]
 
     def tests(self, reference: str | None = None) -> list[Pair]:
-        """Wilcoxon's test between headline rows, with a reference those with it; corrected by Holm."""
+        """Wilcoxon's test between headline rows, with a reference those with it; corrected by Holm
+        over all of them."""
         if reference not in self._tests:
             self._tests[reference] = comparison.tests(self.rows, self._scored, reference)
         return self._tests[reference]
@@ -100,6 +102,11 @@ class Findings:
         return newcomers(self.members, self._scored, self.higher_is_better) if held else []
 
     @cached_property
+    def untrained(self) -> list[Reference]:
+        """What needs no training: the most frequent class, or the mean, of each silo's own data, by seed."""
+        return beside(self.runs)
+
+    @cached_property
     def trained_with(self) -> dict[str, str]:
         """{method: `Adam 0.001`}, its optimiser and rate; empty where all methods were trained alike."""
         return trained_with(self.members)
@@ -114,7 +121,7 @@ class Findings:
 
     @cached_property
     def joining(self) -> Both:
-        """For each headline row but `separate`: {client: alone} and {client: joined} at the best rounds."""
+        """For each headline row but `separate`: {client: alone} and {client: joined} in the chosen rounds."""
         return comparison.joining(self.rows, self._scored)
 
     @cached_property
@@ -130,7 +137,7 @@ class Findings:
     def worth_joining(self, metric: str | None = None) -> Joining:
         """Whether it was worth joining, silo by silo, in the runs' metric or another that fits; raises JoiningError
         where that cannot be said of these runs."""
-        chosen = metric or (self.metric if self.metric in METRICS else None)
+        chosen = metric or self.metric
         if chosen not in self._worth:
             worth_joining.left_alone(self.members)  # what is missing is said before outputs are read
             self._worth[chosen] = worth_joining.worth_joining(self.members, self.best_joint, chosen)
@@ -143,6 +150,18 @@ class Findings:
             return self.worth_joining()
         except JoiningError:
             return None
+
+    @cached_property
+    def untold(self) -> str | None:
+        """Why it is not told whether joining was worth it in the user's own metric; None where it is, or where another
+        metric would be of no help."""
+        try:
+            self.worth_joining()
+        except NotKept as error:
+            return str(error)
+        except JoiningError:
+            pass
+        return None
 
     @cached_property
     def scorecard(self) -> Scorecard | None:

@@ -37,7 +37,8 @@ class Sides:
 class LevelRow:
     """What a `method:model` came to at a level.
 
-    `best` is at the round of the best mean over all clients, as in a comparison's table; `last` at the closing one.
+    `chosen` is at the round that validation data choose, as in a comparison's table; `best` at the round of the best
+    mean over all clients on test data; `last` at the closing one.
     """
 
     setting: str
@@ -45,6 +46,7 @@ class LevelRow:
     method: str
     model: str
     headline: bool
+    chosen: Sides
     best: Sides
     last: Sides
     validated: float | None
@@ -119,6 +121,7 @@ def _rows(level: Level) -> list[LevelRow]:
                 method=row.method,
                 model=row.model,
                 headline=row.headline,
+                chosen=_sides(runs, [seed.table[seed.chosen] for seed in seeds]),
                 best=_sides(runs, [seed.table[seed.best] for seed in seeds]),
                 last=_sides(runs, [seed.table[-1] for seed in seeds]),
                 validated=row.validated,

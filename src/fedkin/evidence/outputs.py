@@ -13,9 +13,12 @@ from torch import Tensor
 from ..base.task import Kind, Metric, metric_named, metrics_for
 from ..errors import FedkinError
 from .estimates import Estimate, estimate
+from .own_metric import OwnMetric
 
 CHOSEN = "chosen"
 """The name under which each client's handed-out model is found beside the method's models."""
+GLOBAL = "global"
+"""The name of a model that is the same for all."""
 MOST_BYTES = 64 << 20
 """Beyond this only the headline's answers and those of the handed-out models are kept."""
 
@@ -39,6 +42,8 @@ class Outputs:
     target_scale: float = 1.0
     class_names: tuple[str, ...] = ()
     rows: Tensor | None = None
+    own: OwnMetric | None = None
+    """Of runs whose metric is a function of the user's: what it was of these answers."""
 
     def __repr__(self) -> str:
         return f"Outputs({len(self.clients)} clients, {len(self.targets)} test samples, of {', '.join(self.models)})"
@@ -59,11 +64,15 @@ class Outputs:
             models={name: outputs[rows] for name, outputs in self.models.items()},
             targets=self.targets[rows],
             rows=None if self.rows is None else self.rows[rows],
+            own=None if self.own is None else self.own.of(i),
         )
 
     @property
     def fitting(self) -> tuple[str, ...]:
-        """The names of the metrics that fit the task; where targets are missing, of those that leave them out."""
+        """The names of the metrics that fit the task; where targets are missing, of those that leave them out. None
+        where targets are wider than outputs, so that only a user's own knows how to compare them."""
+        if self.kind == "regression" and any(_width(each) != _width(self.targets) for each in self.models.values()):
+            return ()
         return tuple(metrics_for(self.kind, masked=bool(self.targets.isnan().any())))
 
     def metric(self, name: str) -> Metric:
@@ -100,6 +109,9 @@ class Outputs:
             "classes": list(self.class_names),
         }
         rows = {} if self.rows is None else {"rows": self.rows}
+        if self.own is not None:
+            about["own"] = {"metric": self.own.name, "higher_is_better": self.own.higher_is_better}
+            rows |= {f"own/{name}": values.contiguous() for name, values in self.own.values.items()}
         return {"targets": self.targets} | rows | {f"models/{name}": t for name, t in self.models.items()}, about
 
     @staticmethod
@@ -118,7 +130,17 @@ class Outputs:
             target_scale=about["target"]["scale"],
             class_names=tuple(about["classes"]),
             rows=tensors.get("rows"),
+            own=_own(tensors, about.get("own")),
         )
+
+
+def _width(values: Tensor) -> int:
+    return values[0].numel() if len(values) else 1
+
+
+def _own(tensors: Mapping[str, Tensor], about: Mapping[str, Any] | None) -> OwnMetric | None:
+    values = {name.removeprefix("own/"): t for name, t in tensors.items() if name.startswith("own/")}
+    return OwnMetric(about["metric"], about["higher_is_better"], values) if about and values else None
 
 
 def joined(models: Mapping[str, Tensor], counts: tuple[int, ...], handed: tuple[str, ...]) -> Tensor:

@@ -85,10 +85,11 @@ def _each_as(kind: type[Record]) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Validation(Record):
-    """Scores on validation data. clients: (m,) in the order of the clients."""
+    """Scores on validation data. clients: (m,) in the order of the clients; `loss` is the mean over all samples."""
 
     mean: Score
     clients: tuple[Score, ...]
+    loss: Score = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -145,7 +146,10 @@ class ModelSummary(Record):
     last: Score = None
     last10: Score = None
     validated: Score = None
+    validated_round: int | None = None
     std: Score = None
+    improving: bool | None = None
+    """Whether its validation loss was still falling at the end; None where that cannot be told."""
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -163,6 +167,15 @@ class Novel(Record):
 
     clients: tuple[str, ...]
     models: Mapping[str, ModelScores] = field(metadata=_each_as(ModelScores))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Untrained(Record):
+    """What the most frequent class (`majority`) or the mean target (`mean`) of each client's own training data scores.
+    clients: (m,) on test data, in the order of the clients."""
+
+    name: str
+    clients: tuple[Score, ...]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -202,6 +215,15 @@ class Summary(Record):
     """The models that clients remember from round to round, and do not train when they take no part."""
     collaboration: Collaboration | None = field(default=None, metadata=_as(Collaboration))
     novel: Novel | None = field(default=None, metadata=_as(Novel))
+    untrained: Untrained | None = field(default=None, metadata=_as(Untrained))
+    notes: tuple[str, ...] = ()
+    """What was told of the data before the run."""
+    ended: str | None = None
+    """Why after so many rounds: `rounds`, as told, or `validation`, as that showed no further gain."""
+    diverged: tuple[str, ...] = ()
+    """Clients whose training was not finite, or exploded, in some round."""
+    withheld: tuple[str, ...] = ()
+    """Clients that were handed no model, as all of the method's had exploded there."""
     bytes_down: int | None = None
     bytes_up: int | None = None
     gradients: int | None = None

@@ -8,6 +8,7 @@ not test; one who is tested in several seeds counts once. So patients are taken 
 | accuracy | Wilson, of as many as the patients are worth | Bonett and Price, by patient |
 | balanced accuracy | the same of each recall, put together | the same of each class, put together |
 | AUC | Newcombe, of as many as the patients are worth | bootstrap over patients, class by class |
+| C-index | the same, of events against those comparable with them | bootstrap over patients, of all their pairs |
 | log loss, RMSE, MAE, MSE | bootstrap over patients | the same, both models on one draw |
 
 A draw of the bootstrap takes patients with replacement. Every seed's metric is then of its test samples, each as often
@@ -20,6 +21,7 @@ that of one seed speaks of its model.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -29,8 +31,8 @@ from torch import Tensor
 
 from ..base.task import ROOTS, Metric, against_the_rest, classes_in, correct, log_odds, told_apart
 from ..maths import statistics
-from . import estimates
-from .estimates import NAN, Array, Estimate, over_seeds
+from . import concordance, estimates
+from .estimates import NAN, Array, Estimate, Gain, gain_over_seeds, over_seeds, within
 from .outputs import Outputs
 
 Places = NDArray[np.int64]
@@ -85,7 +87,9 @@ def estimate(metric: str, seeds: Sequence[Outputs], model: str) -> Estimate:
         return _holding(value, *statistics.mover([_wilson(own) for own in _by_class(tests)]))
     if metric == "auc":
         return _holding(value, *_newcombe(tests))
-    low, high = _bootstrap(tests, np.ones(1))
+    if metric == "c_index":
+        return _holding(value, *_of_concordance(tests))
+    low, high = _bootstrap(tests, np.ones(1))(0.95)
     return Estimate(value, max(low, 0.0), high)
 
 
@@ -94,20 +98,29 @@ def gain(metric: str, before: Sequence[Outputs], after: Sequence[Outputs], model
     pairs = list(zip(before, after, strict=True))
     tests = _tests(metric, [(a.models[model], b.models[model]) for a, b in pairs], after)
     if tests is None:
-        return over_seeds(
+        return gain_over_seeds(
             [estimates.gain(b.metric(metric), a.models[model], b.models[model], b.targets) for a, b in pairs]
         )
     change = np.array([-1.0, 1.0]) * (1 if tests[0].metric.higher_is_better else -1)
     value = float(np.mean([change @ test.scores for test in tests]))
     if metric in ("accuracy", "balanced_accuracy"):
-        classes = [tests] if metric == "accuracy" else _by_class(tests)
-        return _holding(value, *statistics.mover([_bonett_price(own) for own in classes]))
-    low, high = _bootstrap(tests, change)
+        classes = [tests] if metric == "accuracy" else list(_by_class(tests))
+        return Gain.of(
+            value,
+            lambda level: _holding(value, *statistics.mover([_bonett_price(own, level) for own in classes]))[1:],
+        )
+    bootstrap = _bootstrap(tests, change)
     if metric == "auc":
+        low, high = bootstrap(0.95)
         if low == high:  # all patients changed alike, or none did: that shows no spread, but is not certain
-            low, high = _newcombe_difference(tests)
-        low, high = max(low, -1.0), min(high, 1.0)
-    return Estimate(value, low, high)
+            bootstrap = partial(_newcombe_difference, tests)
+        return Gain.of(value, lambda level: within(-1.0, bootstrap(level), 1.0))
+    if metric == "c_index":
+        low, high = bootstrap(0.95)
+        if low == high != 0:
+            bootstrap = partial(_concordance_difference, tests)
+        return Gain.of(value, lambda level: concordance.within(*bootstrap(level)))
+    return Gain.of(value, bootstrap)
 
 
 def _tests(metric: str, answers: Sequence[tuple[Tensor, ...]], seeds: Sequence[Outputs]) -> list[Test] | None:
@@ -151,13 +164,13 @@ def _wilson(tests: Sequence[Test]) -> tuple[float, float, float]:
     return value, *statistics.accuracy_interval(value * worth, worth)
 
 
-def _bonett_price(tests: Sequence[Test]) -> tuple[float, float, float]:
+def _bonett_price(tests: Sequence[Test], level: float) -> tuple[float, float, float]:
     differences = [test.right(1) - test.right(0) for test in tests]
     value = float(np.mean([own.mean() for own in differences]))
-    return value, *statistics.clustered_interval(differences, [test.patients for test in tests])
+    return value, *statistics.clustered_interval(differences, [test.patients for test in tests], level)
 
 
-def _newcombe(tests: Sequence[Test], model: int = 0) -> tuple[float, float]:
+def _newcombe(tests: Sequence[Test], model: int = 0, level: float = 0.95) -> tuple[float, float]:
     found: dict[int, list[tuple[float, Places, Places]]] = {}
     for test in tests:
         for c, own, _ in against_the_rest(test.answers[model], test.targets):
@@ -166,15 +179,15 @@ def _newcombe(tests: Sequence[Test], model: int = 0) -> tuple[float, float]:
     bounds = []
     for parts in found.values():
         values, own_patients, others = zip(*parts, strict=True)
-        bounds.append(statistics.auc_interval(float(np.mean(values)), _worth(own_patients), _worth(others)))
+        bounds.append(statistics.auc_interval(float(np.mean(values)), _worth(own_patients), _worth(others), level))
     low, high = np.mean(bounds, axis=0).tolist()
     return low, high
 
 
-def _newcombe_difference(tests: Sequence[Test]) -> tuple[float, float]:
+def _newcombe_difference(tests: Sequence[Test], level: float) -> tuple[float, float]:
     """Of two AUCs as if on different patients, which is the more cautious (Zou and Donner 2008)."""
     (before, low_before, high_before), (after, low, high) = (
-        (float(np.mean([test.scores[model] for test in tests])), *_newcombe(tests, model)) for model in (0, 1)
+        (float(np.mean([test.scores[model] for test in tests])), *_newcombe(tests, model, level)) for model in (0, 1)
     )
     value = after - before
     return value - float(np.hypot(after - low, high_before - before)), value + float(
@@ -182,18 +195,34 @@ def _newcombe_difference(tests: Sequence[Test]) -> tuple[float, float]:
     )
 
 
+def _of_concordance(tests: Sequence[Test], model: int = 0, level: float = 0.95) -> tuple[float, float]:
+    """Newcombe's interval: events are worth as many as their patients are, and those comparable with them rise with the
+    patients of all seeds."""
+    told, others = zip(*(concordance.sizes(test.targets) for test in tests), strict=True)
+    events = _worth([test.patients[own] for test, own in zip(tests, told, strict=True)])
+    more = _worth([test.patients for test in tests]) / np.mean([len(test.patients) for test in tests])
+    value = float(np.mean([test.scores[model] for test in tests]))
+    return statistics.auc_interval(value, events, float(np.mean(others) * more), level)
+
+
+def _concordance_difference(tests: Sequence[Test], level: float) -> tuple[float, float]:
+    """Of two C-indices as if on different patients."""
+    before, after = np.mean([test.scores for test in tests], axis=0).tolist()
+    return concordance.apart(before, _of_concordance(tests, 0, level), after, _of_concordance(tests, 1, level))
+
+
 # ---- bootstrap ----
 
 
-def _bootstrap(tests: Sequence[Test], change: Array) -> tuple[float, float]:
-    """The interval of the mean over seeds of the models' scores times `change` (models,)."""
+def _bootstrap(tests: Sequence[Test], change: Array) -> statistics.Interval:
+    """Intervals of the mean over seeds of the models' scores times `change` (models,), all of the same draws."""
     count = 1 + max(int(test.patients.max()) for test in tests)
     stratum = np.full(count, -1)
     for test in tests:
         stratum[test.patients] = test.targets.numpy() if test.metric.name == "auc" else 0
     strata = [np.flatnonzero(stratum == each) for each in np.unique(stratum[stratum >= 0])]
     if min(len(own) for own in strata) < 2:
-        return NAN, NAN
+        return lambda level: (NAN, NAN)
     terms = [
         np.stack([_terms(test.metric, answers, test.targets) for answers in test.answers], axis=1) @ change
         for test in tests
@@ -201,7 +230,7 @@ def _bootstrap(tests: Sequence[Test], change: Array) -> tuple[float, float]:
     squared, freedom = np.array([_spread(own, tests, terms, count) for own in strata]).T
     draws = _draws(tests, strata, count) @ change
     draws = draws[~np.isnan(draws)]
-    return statistics.widened(draws, squared, freedom, float(draws.var()))
+    return partial(statistics.widened, draws, squared, freedom, float(draws.var()))
 
 
 def _draws(tests: Sequence[Test], strata: Sequence[Places], count: int) -> Array:
@@ -243,6 +272,8 @@ def _terms(metric: Metric, answers: Tensor, targets: Tensor) -> Array:
     """(n,) what the score is the mean of, to first order: how it varies with these is how the score varies."""
     if metric.name == "auc":
         return estimates.placements(answers, targets)
+    if metric.name == "c_index":
+        return concordance.contributions(answers, targets)
     values = estimates.values_of(metric, answers, targets)
     return values * estimates.root_slope(values.mean()) if metric.name in ROOTS else values
 
@@ -254,6 +285,8 @@ def weighted(metric: Metric, answers: Tensor, targets: Tensor) -> WeightedMetric
             _weighted_auc(log_odds(answers, c).numpy(), (targets == c).numpy()) for c in told_apart(answers, targets)
         ]
         return lambda times: _mean_of_known(np.stack([auc(times) for auc in classes]))
+    if metric.name == "c_index":
+        return concordance.weighted(answers, targets)
     values = estimates.values_of(metric, answers, targets)
 
     def mean(times: Array) -> Array:

@@ -1,8 +1,13 @@
 """Was it worth joining? For each silo what it would have had alone, with one global model, and with the model that it
 was handed; what the difference is on the same test samples, and whether these are enough to tell.
 
-Compared are the models of the closing exchange, which silos are handed, not those of a best round: nothing here is
-picked on test data. With several seeds a silo's values are averaged. Seeds share the silo's patients: where it is known
+Compared are the models that silos are handed, of the closing exchange or of the round that validation data chose, not
+those of a best round: nothing here is picked on test data. Of twenty silos for whom joining changes nothing, one would
+be told otherwise if each were tested at 95 %: so a yes or no needs its p-value to hold after Holm's correction over the
+silos, while intervals are each silo's own. A metric of the user's own is told from what the runs kept of it
+(`own_metric`), and never exchanged for another.
+
+With several seeds a silo's values are averaged. Seeds share the silo's patients: where it is known
 which patient a test sample is, intervals are by patient, and the more patients the seeds test together the narrower
 (`repeated_samples`); where it is not, as samples are dealt to silos by the seed, both ends are averaged and intervals
 are not narrowed.
@@ -10,26 +15,41 @@ are not narrowed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 import torch
 
-from ..base.task import METRICS, Metric
+from ..base.task import METRICS
 from ..errors import FedkinError
-from . import comparison, repeated_samples
+from ..maths import statistics
+from . import comparison, own_metric, progress, repeated_samples
 from .comparison import ALONE, ORACLE, Members, Run
 from .estimates import Estimate
 from .outputs import CHOSEN, Outputs
-from .records import ModelScores
+from .records import Line, ModelScores
 
 GLOBAL = ("fedavg", "global")
+UNDEFINED = {"c_index": "no two test samples can be compared"}
+"""Why there is no score, by metric, where it is not that all samples are of one class."""
+CHOSEN_BY = "of the joint methods the one whose handed-out models have the best mean validation score"
+CHANCE = 0.05
+FEWEST_SAMPLES = 10
+"""Test samples below which a silo gets no verdict, whatever they show."""
+SMALLEST = 0.001
+"""The share of the score that a gain or a loss has to be."""
+MOST_NAMED = 4
+"""Silos that a sentence names; more are counted."""
 
 
 class JoiningError(FedkinError):
     """There is no answer; the sentence says what is missing."""
+
+
+class NotKept(JoiningError):
+    """There is no answer in the user's own metric, of which the runs kept nothing."""
 
 
 @dataclass(frozen=True)
@@ -47,22 +67,50 @@ class Silo:
     """Of personal over alone, on the same samples."""
     handed: str
     """Which of the method's models it was handed."""
+    undefined: str = "all test samples are of one class"
+    """Why the metric is not defined, where it is not."""
+    p: float = float("nan")
+    """Of the gain, after Holm's correction over the silos that can have a verdict; NaN for one that cannot."""
+
+    @property
+    def large_enough(self) -> bool:
+        """Whether its test samples allow a verdict at all."""
+        return self.samples >= FEWEST_SAMPLES and not np.isnan(self.gain.low)
+
+    @property
+    def matters(self) -> bool:
+        """Whether the gain is a thousandth of the score, or more; what is less is no reason to join or to stay away,
+        however sure it is."""
+        return abs(self.gain.value) >= SMALLEST * max(abs(self.alone.value), abs(self.personal.value))
 
     @property
     def answer(self) -> Literal["yes", "no", "cannot tell"]:
-        if self.gain.low > 0:
-            return "yes"
-        return "no" if self.gain.high < 0 else "cannot tell"
+        if not (self.p < CHANCE and self.matters):
+            return "cannot tell"
+        return "yes" if self.gain.low > 0 else "no" if self.gain.high < 0 else "cannot tell"
 
     @property
     def verdict(self) -> str:
         if self.answer != "cannot tell":
             return "yes" if self.answer == "yes" else "no, better alone"
+        return f"cannot tell: {self._why}"
+
+    @property
+    def _why(self) -> str:
+        count = f"{self.samples:,} test sample{'' if self.samples == 1 else 's'}"
         if not self.samples:
-            return "cannot tell: there are no test samples"
+            return "there are no test samples"
         if np.isnan(self.gain.value):
-            return "cannot tell: all test samples are of one class"
-        return f"cannot tell: {self.samples:,} test sample{' is' if self.samples == 1 else 's are'} too few"
+            return self.undefined
+        if self.samples < FEWEST_SAMPLES:
+            return f"{count} {'is' if self.samples == 1 else 'are'} too few for a verdict"
+        if np.isnan(self.gain.low):
+            return f"{count} show no spread to judge by"
+        if self.p < CHANCE and not self.matters:
+            return "the difference is less than a thousandth of the score"
+        if self.gain.low > 0 or self.gain.high < 0:
+            return "among so many silos it could be chance"
+        return f"with {count} the difference could be chance"
 
 
 @dataclass(frozen=True)
@@ -81,13 +129,14 @@ class Joining:
 
     @property
     def together(self) -> Estimate:
-        """The mean gain over the silos that have one. Their test samples are not the same, so errors add as squares."""
-        known = np.array([silo.gain for silo in self.silos if not np.isnan(silo.gain.value)]).reshape(-1, 3)
-        if not len(known):
+        """The mean gain over the silos that have one with an interval, each counted by its test samples: one with three
+        does not outvote one with three hundred. Their samples are not the same, so errors add as squares."""
+        known = [silo for silo in self.silos if not np.isnan(silo.gain).any()]
+        if not known:
             return Estimate(float("nan"))
-        value, low, high = known.T
-        mean, below, above = value.mean(), np.square(value - low).sum(), np.square(high - value).sum()
-        return Estimate(float(mean), *(float(mean + side / len(known)) for side in (-np.sqrt(below), np.sqrt(above))))
+        weights = [float(silo.samples) for silo in known]
+        mean = float(np.average([silo.gain.value for silo in known], weights=weights))
+        return Estimate(mean, *statistics.mover([silo.gain for silo in known], weights))
 
     def frame(self) -> Any:
         """A pandas frame with a row for each silo."""
@@ -105,6 +154,7 @@ class Joining:
                 "gain": silo.gain.value,
                 "low": silo.gain.low,
                 "high": silo.gain.high,
+                "p": silo.p,
                 "verdict": silo.verdict,
                 "handed out": silo.handed,
             }
@@ -114,15 +164,30 @@ class Joining:
 
     @property
     def sentence(self) -> str:
-        """Joining helped 2 of 4 silos, harmed none, and for 2 the test data are too few to tell."""
-        answers, count = [silo.answer for silo in self.silos], len(self.silos)
-        helped, harmed, unclear = (answers.count(answer) for answer in ("yes", "no", "cannot tell"))
-        if helped == count:
-            return f"Joining helped all {count} silos."
-        if unclear == count:
-            return f"Whether joining helped cannot be told for any of the {count} silos: their test data are too few."
-        text = f"Joining helped {helped or 'none'} of {count} silos, harmed {harmed or 'none'}"
-        return f"{text}, and for {unclear} the test data are too few to tell." if unclear else f"{text}."
+        """Joining with fedamp helped north and east, harmed west, and for 2 of 5 silos it cannot be told."""
+        answers = ("yes", "no", "cannot tell")
+        helped, harmed, unclear = ([s.client for s in self.silos if s.answer == answer] for answer in answers)
+        count, start = len(self.silos), f"Joining with {self.method}"
+        if len(unclear) == count:
+            which = f"at {unclear[0]}" if count == 1 else f"for any of the {count} silos"
+            return f"Whether joining with {self.method} helped cannot be told {which}."
+        for verb, those in (("helped", helped), ("harmed", harmed)):
+            if len(those) == count:
+                return f"{start} {verb} {f'all {count} silos' if count > 1 else those[0]}."
+        text = f"{start} helped {_those(helped, count)}"
+        if not unclear:
+            return f"{text} and harmed {_those(harmed, count)}."
+        return f"{text}, harmed {_those(harmed, count)}, and for {_those(unclear, count)} it cannot be told."
+
+
+def _those(clients: Sequence[str], count: int) -> str:
+    """Silos by their names where they are few, else how many."""
+    if not clients:
+        return "none"
+    if len(clients) > MOST_NAMED:
+        return f"{len(clients)} of {count} silos"
+    *others, last = clients
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 Best = tuple[str, str]
@@ -146,28 +211,64 @@ def worth_joining(members: Members, best: Best, metric: str | None = None) -> Jo
         raise JoiningError(f"{method} and {lonely} have no seed in common, so their silos cannot be compared.")
     plain = [outputs for seed, outputs in _by_seed(members.get(GLOBAL[0], [])).items() if seed in seeds]
     first, then = [alone[seed] for seed in seeds], [joint[seed] for seed in seeds]
-    measure = _metric(members[method][0], then[0], metric)
+    measure = _measure(members[method][0], [*first, *then], metric)
     clients = _order(members[method], then)
-    known = _patients_known([*first, *then, *plain], clients)
+    known = not measure.own and _patients_known([*first, *then, *plain], clients)
     silos = []
     for client in clients:
         before, after, common = (_at(client, each, known) for each in (first, then, plain))
         if len(before) != len(after) or not all(map(_same_samples, before, after)):
             raise JoiningError(f"{lonely} and {method} were not tested on the same samples at {client!r}.")
-        common = [outputs for outputs in common if GLOBAL[1] in outputs.models]
+        common = [outputs for outputs in common if GLOBAL[1] in outputs.models and measure.told(outputs)]
         silos.append(
             Silo(
                 client=client,
                 samples=_tested(after),
-                alone=repeated_samples.estimate(measure.name, before, CHOSEN),
-                common=repeated_samples.estimate(measure.name, common, GLOBAL[1]) if common else None,
-                personal=repeated_samples.estimate(measure.name, after, CHOSEN),
-                gain=repeated_samples.gain(measure.name, before, after, CHOSEN),
+                alone=measure.estimate(before, CHOSEN),
+                common=measure.estimate(common, GLOBAL[1]) if common else None,
+                personal=measure.estimate(after, CHOSEN),
+                gain=measure.gain(before, after),
                 handed=" or ".join(sorted({outputs.handed[0] for outputs in after})),
+                undefined=_undefined(measure),
             )
         )
     by_patient = known and len(seeds) > 1
-    return Joining(measure.name, measure.higher_is_better, method, chosen_by, seeds, tuple(silos), by_patient)
+    higher = measure.higher_is_better
+    return Joining(measure.name, higher, method, chosen_by, seeds, tuple(_tested_together(silos)), by_patient)
+
+
+def _tested_together(silos: Sequence[Silo]) -> list[Silo]:
+    """With p-values after Holm's correction over those that can have a verdict."""
+    able = [silo.client for silo in silos if silo.large_enough]
+    own = {silo.client: silo.gain.p for silo in silos if silo.large_enough}
+    corrected = dict(zip(able, statistics.holm(list(own.values())).tolist(), strict=True))
+    return [replace(silo, p=corrected.get(silo.client, float("nan"))) for silo in silos]
+
+
+@dataclass(frozen=True)
+class _Measure:
+    """A metric, one of ours or (`own`) a function of the user's, of which runs kept what it said."""
+
+    name: str
+    higher_is_better: bool
+    own: bool
+
+    def told(self, outputs: Outputs) -> bool:
+        return not self.own or (outputs.own is not None and outputs.own.name == self.name)
+
+    def estimate(self, seeds: Sequence[Outputs], model: str) -> Estimate:
+        if not self.own:
+            return repeated_samples.estimate(self.name, seeds, model)
+        return own_metric.estimate(_kept(seeds), model)
+
+    def gain(self, before: Sequence[Outputs], after: Sequence[Outputs]) -> Estimate:
+        if not self.own:
+            return repeated_samples.gain(self.name, before, after, CHOSEN)
+        return own_metric.gain(_kept(before), _kept(after), CHOSEN)
+
+
+def _kept(seeds: Sequence[Outputs]) -> list[tuple[own_metric.OwnMetric, int]]:
+    return [(outputs.own, outputs.counts[0]) for outputs in seeds if outputs.own is not None]
 
 
 @dataclass(frozen=True)
@@ -186,6 +287,8 @@ def scorecard(members: Members, best: Best, answered: Joining | None = None) -> 
     method, chosen_by = best
     found = _by_seed(members[method])
     seeds = list(found.values())
+    if not seeds[0].fitting:
+        raise JoiningError("Targets are wider than outputs here, so no metric of ours fits.")
     clients = _order(members[method], seeds)
     known = _patients_known(seeds, clients)
     done: dict[str, dict[str, Estimate]] = {}
@@ -203,35 +306,55 @@ def scorecard(members: Members, best: Best, answered: Joining | None = None) -> 
 
 
 def best_joint(members: Members) -> Best:
-    """The method other than `separate` whose handed-out models have the best mean validation score, and why it.
+    """The method other than `separate` whose handed-out models have the best mean validation score at the closing
+    exchange, over the seeds that all of them have, and why it.
 
-    One that was told the groups is no contender. Test data have no say: without validation data it is the first.
+    One that was told the groups is no contender. Test data and the order of the runs have no say: of equals, and
+    without validation data, it is the first by name.
     """
-    joint = [label for label, each in members.items() if each[0].summary.method != ALONE]
-    joint = [label for label in joint if members[label][0].summary.method != ORACLE] or joint
+    known = {label: each[0].summary.method for label, each in members.items()}
+    joint = sorted(label for label, method in known.items() if method not in (ALONE, ORACLE))
     if not joint:
-        raise JoiningError("Nobody joined: there is no method but training alone among the runs.")
+        told = f" but {ORACLE}, which was told the groups" if ORACLE in known.values() else ""
+        raise JoiningError(f"Nobody joined: there is no method but training alone among the runs{told}.")
     if len(joint) == 1:
         return joint[0], "the only joint method"
-    scores = {label: list(_validation(members[label])) for label in joint}
-    if any(not each or None in each for each in scores.values()):
-        return joint[0], "the first joint method, as there is no validation data to choose by"
+    scores = {label: _validation(members[label]) for label in joint}
+    shared = set.intersection(*(set(each) for each in scores.values()))
+    if not shared or any(each[seed] is None for each in scores.values() for seed in shared):
+        return joint[0], "the first joint method by name, as there is no validation data to choose by"
     sign = 1 if members[joint[0]][0].summary.higher_is_better else -1
-    best = max(joint, key=lambda label: sign * float(np.mean([s for s in scores[label] if s is not None])))
-    return best, "of the joint methods the one with the best mean validation score"
+    means = {label: sign * float(np.mean([each[seed] for seed in shared])) for label, each in scores.items()}
+    best = max(joint, key=lambda label: means[label])
+    first = sum(mean == means[best] for mean in means.values()) > 1
+    return best, f"{CHOSEN_BY}; of equals the first by name" if first else CHOSEN_BY
 
 
-def _validation(members: Sequence[Run]) -> Iterator[float | None]:
-    """For each run the mean over clients of the handed-out models' closing validation scores."""
-    for run, outputs in zip(members, _by_seed(members).values(), strict=True):
-        closing: Mapping[str, ModelScores] = next((line.models for line in run.rounds if line.final), {})
+def _validation(members: Sequence[Run]) -> dict[int, float | None]:
+    """{seed: the mean over clients of the handed-out models' validation scores}; None without any."""
+    means: dict[int, float | None] = {}
+    for run, (seed, outputs) in zip(members, _by_seed(members).items(), strict=True):
+        lines = [line for line in run.rounds if not line.novel]
         found = []
         for i, model in enumerate(outputs.handed):
-            validation = closing[model].validation if model in closing else None
+            taken = _handed(run, lines, model)
+            validation = taken.validation if taken else None
             score = validation.clients[i] if validation else None
-            if score is not None:
+            if score is not None and np.isfinite(score):
                 found.append(score)
-        yield float(np.mean(found)) if found else None
+        means[seed] = float(np.mean(found)) if found else None
+    return means
+
+
+def _handed(run: Run, lines: Sequence[Line], model: str) -> ModelScores | None:
+    """The scores of the round that a model was handed out from: the closing one, or the one that was chosen where runs
+    end by validation data."""
+    known = [line for line in lines if model in line.models]
+    if not known or not known[-1].final:
+        return None
+    patience = run.config.get("patience", 0)
+    at = progress.chosen(known, model, run.summary.higher_is_better, patience) if patience else -1
+    return known[at].models[model]
 
 
 def _by_seed(members: Sequence[Run]) -> dict[int, Outputs]:
@@ -268,10 +391,39 @@ def _tested(seeds: Sequence[Outputs]) -> int:
     return len(set(torch.cat(rows).tolist())) if rows else round(np.mean([outputs.counts[0] for outputs in seeds]))
 
 
-def _metric(run: Run, outputs: Outputs, name: str | None) -> Metric:
-    """The metric asked for, or the runs' own; where that is a user's function, the task's first."""
-    own = run.summary.metric
-    return outputs.metric(name or (own if own in METRICS else outputs.fitting[0]))
+def _undefined(measure: _Measure) -> str:
+    if measure.own:
+        return f"{measure.name} is not defined on its test samples"
+    return UNDEFINED.get(measure.name, Silo.undefined)
+
+
+def _measure(run: Run, seeds: Sequence[Outputs], name: str | None) -> _Measure:
+    """The metric asked for, or the runs' own; one of the user's where all runs kept what it said."""
+    wanted = name or run.summary.metric
+    if wanted in METRICS:
+        found = seeds[0].metric(wanted)
+        return _Measure(found.name, found.higher_is_better, own=False)
+    if wanted != run.summary.metric:
+        raise JoiningError(str(_refusal(seeds[0], wanted)))
+    measure = _Measure(wanted, run.summary.higher_is_better, own=True)
+    if not all(map(measure.told, seeds)):
+        raise NotKept(
+            f"Whether joining was worth it cannot be told in {wanted}, a metric of your own: these runs did not keep "
+            f"what it says of their models. Run them again{_others(seeds[0].fitting)}."
+        )
+    return measure
+
+
+def _others(fitting: Sequence[str]) -> str:
+    return f", or ask for {' or '.join(fitting)} by name: worth_joining({fitting[0]!r})" if fitting else ""
+
+
+def _refusal(outputs: Outputs, name: str) -> str:
+    try:
+        outputs.metric(name)
+    except FedkinError as error:
+        return str(error)
+    return f"There is no metric {name!r}."
 
 
 def _order(members: Sequence[Run], seeds: Sequence[Outputs]) -> list[str]:

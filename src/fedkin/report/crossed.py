@@ -9,7 +9,7 @@ from typing import Any
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from ..evidence.crossed import Crossed, CrossedRow
+from ..evidence.crossed import Crossed
 from ..runs import options
 from . import figures, html, training
 from .html import escaped
@@ -33,13 +33,8 @@ def write_page(crossed: Crossed, path: Path) -> Path:
 
 
 def chosen(crossed: Crossed) -> bool:
-    """Whether validation data chose a round of every run: then a picture shows the test scores of those, else of the
-    last."""
+    """Whether validation data chose the round of every run that scores are of; else that is the last of some."""
     return all(row.row.validated is not None for row in crossed.rows())
-
-
-def _shown(row: CrossedRow, validated: bool) -> float | None:
-    return row.row.validated if validated else row.row.last
 
 
 def picture(crossed: Crossed) -> go.Figure:
@@ -56,7 +51,7 @@ def picture(crossed: Crossed) -> go.Figure:
         horizontal_spacing=0.05,
     )
     first = crossed.crossings[0].findings
-    colour, validated = colours(first), chosen(crossed)
+    colour = colours(first)
     for number, panel in enumerate(panels):
         place = {"row": number // across + 1, "col": number % across + 1}
         here = dict(zip(others, panel, strict=True))
@@ -66,7 +61,7 @@ def picture(crossed: Crossed) -> go.Figure:
             line = [row for row in rows if row.row.method == method]
             figure.add_scatter(
                 x=[options.word(row.values[last]) for row in line],
-                y=[_shown(row, validated) for row in line],
+                y=[row.row.score for row in line],
                 name=figures.plain(line[0].row.name),
                 mode="lines+markers",
                 line={"color": colour.get(method, figures.INK), "width": 2.5},
@@ -93,20 +88,21 @@ def _about(crossed: Crossed) -> str:
 
 
 def _table(crossed: Crossed) -> str:
-    heads = [*map(_leaf, crossed.settings), "method:model", "best round", "worst client", "last round", "validated"]
+    heads = [*map(_leaf, crossed.settings), "method:model", "chosen round", "worst client"]
+    heads += ["last round", "best test round"]
     differ = any(each.findings.trained_with for each in crossed.crossings)
     lines = []
     for each in crossed.rows():
         first, *rest = (options.word(value) for value in each.values.values())
-        scores = (each.row.bmta, each.row.worst, each.row.last, each.row.validated)
+        scores = (each.row.score, each.row.worst, each.row.last, each.row.bmta)
         cells = "".join(f"<td>{escaped(value)}</td>" for value in (*rest, each.row.name))
         cells += "".join(html.cell(score_text(score, each.metric), score) for score in scores)
         cells += html.text_cell(each.trained_with) if differ else ""
         lines.append(f'<tr class="{"" if each.row.headline else "other"}"><th>{escaped(first)}</th>{cells}</tr>')
     about = (
-        "The best round is picked on test data, which flatters every row alike; “validated” is the test mean of the "
-        "round that validation data chose. Every combination has a folder of its own, with a report of its own if "
-        "asked: fedkin report."
+        "The chosen round is the one that validation data chose, without them the last; the best test round, as papers "
+        "report it, is picked on test data, which flatters some rows more than others. Every combination has a folder "
+        "of its own, with a report of its own if asked: fedkin report."
     )
     texts = len(crossed.settings) + 1  # the columns that are words
     words = "".join(f'<th data-sort="text">{escaped(each)}</th>' for each in heads[1:texts])

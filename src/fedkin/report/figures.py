@@ -95,7 +95,7 @@ def curves(found: Findings) -> go.Figure:
 
 
 def distribution(found: Findings) -> go.Figure:
-    """Each client's score at the best round (mean over seeds), a strip for each `method:model`; hover names clients."""
+    """Each client's score in the chosen round, mean over seeds: a strip a `method:model`; hover names clients."""
     figure = go.Figure()
     members, colour, metric, table = found.members, colours(found), found.metric, found.rows
     for row in reversed(table):  # the first category of a vertical axis is at the bottom

@@ -186,7 +186,7 @@ def _told(found: Relations, findings: Findings) -> list[str]:
     """For each client its name, its neighbours, and its score under the best headline model of that seed."""
     seed, metric = found.run.summary.seed, found.run.summary.metric
     row = next(row for row in findings.headlines if seed in row.seeds)
-    scores = next(each.at_best for each in findings.seeds(row) if each.seed == seed)
+    scores = next(each.at_chosen for each in findings.seeds(row) if each.seed == seed)
     told = []
     for i, (name, degree) in enumerate(zip(found.names, found.degrees, strict=True)):
         kind = f", {found.kinds[i]}" if found.kinds else ""

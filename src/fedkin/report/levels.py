@@ -1,6 +1,7 @@
 """The page and the pictures about levels: the metric over a setting, a line a method.
 
-Where clients are hit, a panel each for all clients, those left alone and those hit; at the last round and at the best.
+Where clients are hit, a panel each for all clients, those left alone and those hit; at the last round, at the one that
+validation data choose, and at the best of the test data.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 Panel = tuple[str, str]
 """A setting and whose scores over it: `all`, `clean` or `hit`."""
-MOMENTS = {"last": "last round", "best": "best round"}
+MOMENTS = {"last": "last round", "chosen": "chosen round", "best": "best test round"}
+CHOSEN = "The chosen round of a run is that of the best mean validation score, without validation data the last."
 
 
 def write_page(levels: Levels, path: Path) -> Path:
@@ -81,7 +83,7 @@ def _points(line: Sequence[LevelRow], moment: str, side: str) -> tuple[list[Any]
 
 
 def picture(levels: Levels, panels: Sequence[Panel], moment: str) -> go.Figure:
-    """Headline models' metric over settings, a panel each; the band spans the seeds. moment: `best` or `last`."""
+    """Headline models' metric over settings, a panel each; the band spans the seeds. moment: one of MOMENTS."""
     found = levels.levels[0].findings
     colour, symbols = colours(found), _symbols(found, figures.SYMBOLS)
     titles = [f"<b>{levels.sides(setting)[side]}</b>" for setting, side in panels] if _of_one(panels) else None
@@ -167,12 +169,12 @@ def _overview(levels: Levels) -> str:
         "The headline model of each method, mean over all clients. One setting is varied at a time; the others stay "
     )
     about += f"as they are. {_band(levels)}"
-    best = html.embed("levels", picture(levels, _everyone(levels), "best"))
-    return html.section("Over the levels", about, best)
+    drawn = html.embed("levels", picture(levels, _everyone(levels), "chosen"))
+    return html.section("Over the levels", f"{about} {CHOSEN}", drawn)
 
 
 def _setting(levels: Levels, setting: str) -> str:
-    """A setting's pictures and tables, at the last round or at the best one.
+    """A setting's pictures and tables, at the last round, at the chosen one or at the best of the test data.
 
     Where clients are hit the last comes first, as what lies do to a method shows at the end of its training.
     """
@@ -183,9 +185,9 @@ def _setting(levels: Levels, setting: str) -> str:
         about += " Who is hit is drawn by lot in each seed"
         about += "; whoever is hit at one level is hit at every higher one." if setting.startswith("corrupt") else "."
         about += f" {OTHERS}"
-    about += " The best round is that of the best mean over all clients, picked on test data."
+    about += f" {CHOSEN} The best test round, as papers report it, is picked on test data."
     shown = {}
-    for moment in MOMENTS if hit else reversed(MOMENTS):
+    for moment in MOMENTS if hit else ("chosen", "last", "best"):
         drawn = picture(levels, _panels(levels, setting), moment)
         body = html.embed(f"{escaped(setting)}-{moment}", drawn)
         body += "".join(_table(levels, setting, side, moment) for side in levels.sides(setting))
@@ -262,8 +264,8 @@ def _cell(span: Span | None, best: float | None, metric: str) -> str:
 
 
 def write_figures(levels: Levels, folder: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
-    """Write the pictures for print and return their paths: all clients over each setting, best round; and for a setting
-    under which clients are hit all of them, those left alone and those hit, at the last round and the best."""
+    """Write the pictures for print and return their paths: all clients over each setting, chosen round; and for a
+    setting under which clients are hit all of them, those left alone and those hit, at every moment."""
     import matplotlib
 
     from . import paper
@@ -271,7 +273,7 @@ def write_figures(levels: Levels, folder: Path, formats: Sequence[str] = ("png",
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(paper.STYLE)
-        drawn = {"levels": _print(levels, _everyone(levels), ["best"])}
+        drawn = {"levels": _print(levels, _everyone(levels), ["chosen"])}
         for setting in levels.settings:
             if len(levels.sides(setting)) > 1:
                 name = f"levels-{paper.file_name(setting)}"

@@ -21,19 +21,23 @@ from .html import escaped
 from .words import (
     caveats,
     checked_xi,
+    chosen_round,
     colours,
+    contenders,
     difference_text,
     estimate_text,
     finding,
     gain_text,
     joining_sentence,
+    joining_told,
     joining_words,
     metric_name,
     older_models,
-    p_text,
+    p_cell,
     plural,
     score_text,
     signed_text,
+    tests_told,
     xi_groups,
 )
 
@@ -44,8 +48,8 @@ def write_page(
     """Write the page about a run or a comparison; see `fedkin.report.write_report`."""
     about = dict(comparison or {})
     reference, notes = about.pop("reference", None), list(about.pop("notes", []))
-    without = about.pop("references", [])
-    spread = "Each point is a client at its method’s best round, mean over seeds; hover over it for the client’s name."
+    without = [*references.rows(found.untrained), *about.pop("references", [])]
+    spread = f"Each point is a client {chosen_round(found)}, mean over seeds; hover over it for the client’s name."
     parts = [
         _finding(found, reference, notes),
         _results(found, reference),
@@ -66,8 +70,7 @@ def write_page(
 
 def _finding(found: Findings, reference: str | None, notes: Sequence[str]) -> str:
     first, *others = finding(found, reference)
-    joined = [joining_sentence(found.joined)] if found.joined else []
-    lead, *more = (escaped(sentence) for sentence in [first, *joined, *others])
+    lead, *more = (escaped(sentence) for sentence in [first, *joining_told(found), *others])
     tiles = "".join(
         f'<div class="tile"><span>{escaped(label)}</span><b>{escaped(value)}</b><span>{escaped(below)}</span></div>'
         for label, value, below in _tiles(found)
@@ -79,11 +82,12 @@ def _finding(found: Findings, reference: str | None, notes: Sequence[str]) -> st
 
 def _tiles(found: Findings) -> list[tuple[str, str, str]]:
     """The numbers to remember, as (label, value, of what)."""
-    table = [row for row in found.rows if row.method != compare.ORACLE] or found.rows
+    table = contenders(found)
     metric, best = found.metric, table[0]
-    joining = _best_round_tiles(found, table) if found.joined is None else _joining_tiles(found.joined)
+    joining = _chosen_round_tiles(found, table) if found.joined is None else _joining_tiles(found.joined)
+    label = "Best mean" if len(table) > 1 else "Mean"
     return [
-        (f"Best mean {metric_name(metric)}", score_text(best.bmta, metric), best.name),
+        (f"{label} {metric_name(metric)}", score_text(best.score, metric), best.name),
         *joining,
         ("Worst client", score_text(best.worst, metric), best.name),
     ]
@@ -101,8 +105,8 @@ def _joining_tiles(found: Joining) -> list[tuple[str, str, str]]:
     return [*tiles, ("Silos helped", f"{helped} of {len(answers)}", f"harmed: {harmed}, cannot tell: {unclear}")]
 
 
-def _best_round_tiles(found: Findings, table: Sequence[Row]) -> list[tuple[str, str, str]]:
-    """What joining came to at the best rounds, for runs that kept no outputs; none without `separate`."""
+def _chosen_round_tiles(found: Findings, table: Sequence[Row]) -> list[tuple[str, str, str]]:
+    """What joining came to in the chosen rounds, for runs that kept no outputs; none without `separate`."""
     metric, both, worse = found.metric, found.joining, found.worse_than_alone
     row = next((row for row in table if row.name in both), None)
     if row is None:
@@ -118,34 +122,36 @@ def _best_round_tiles(found: Findings, table: Sequence[Row]) -> list[tuple[str, 
 
 def _results(found: Findings, reference: str | None) -> str:
     table, headlines, metric, colour = found.rows, found.headlines, found.metric, colours(found)
-    pairs = found.tests(reference)
     against = compare.find_row(headlines, reference) if reference else headlines[0]
-    p_values = {pair.second: pair.p for pair in pairs if pair.first == against.name}
-    heads = ["method:model", "best round", "worst client", "± over clients", "± over seeds", "last round", "last ten"]
-    heads += ["chosen on validation", *([f"p against {against.method}"] if pairs else [])]
+    pairs = found.tests(reference)
+    beside = [(pair, pair.second if pair.first == against.name else pair.first) for pair in pairs]
+    order = {other: pair.p for pair, other in beside if against.name in (pair.first, pair.second)}
+    chosen = all(row.validated is not None for row in table)
+    heads = ["method:model", "chosen round" if chosen else "last round", "worst client", "± over clients"]
+    heads += ["± over seeds", *(["last round"] if chosen else []), "last ten", "best test round"]
+    heads += [f"p against {against.method}"] if pairs else []
     trained = found.trained_with
     more = html.text_head("trained with") if trained else ""
     lines = []
     for row in table:
-        values = (row.bmta, row.worst, row.std_clients, row.std_seeds, row.last, row.last10, row.validated)
+        last = [row.last] if chosen else []
+        values = (row.score, row.worst, row.std_clients, row.std_seeds, *last, row.last10, row.bmta)
         cells = [html.cell(score_text(value, metric), value) for value in values]
         if pairs:
-            p = p_values.get(row.name)
-            cells.append(html.cell("reference" if row is against else "–" if p is None else p_text(p), p))
+            text = "reference" if row is against else p_cell(order[row.name]) if row.name in order else "–"
+            cells.append(html.cell(text, order.get(row.name)))
         cells += [html.text_cell(trained[row.method])] if trained else []
         kind = "best" if row is table[0] and len(headlines) > 1 else "" if row.headline else "other"
         lines.append(html.row(row.name, cells, kind, colour[row.method]))
-    honest = (
-        "“Chosen on validation” is the honest one: the test mean of the round with the best mean validation score."
-        if any(row.validated is not None for row in table)
-        else "These runs kept no validation data, so no honest choice of a round is possible; prefer the last round."
+    stands = (
+        "The round of a run is chosen by validation data: the last, or an earlier one where they clearly say so; all "
+        "columns up to “± over seeds”, the tests and the sentences are of it."
+        if chosen
+        else "These runs kept no validation data to choose a round by, so everything stands on the last one."
     )
-    note = f"""“Best round” is picked on the test data themselves, as the papers do, and is therefore optimistic.
-{honest} “± over clients” says how unequal clients are within a run, “± over seeds” how far the mean varies from run to
-run: they are different things."""
-    if pairs:
-        note += f""" p: Wilcoxon’s signed-rank test over clients and shared seeds, two-sided, after Holm’s correction
-over {plural(len(pairs), "pair")} of headline models."""
+    note = f"""{stands} “Best test round” is what papers report: it is picked on the test data themselves, which
+flatters some rows more than others. “± over clients” says how unequal clients are within a run, “± over seeds” how far
+the mean varies from run to run: they are different things. {escaped(tests_told(found))}"""
     note += "".join(f"<br>{escaped(sentence)}" for sentence in older_models(found))
     direction = "higher" if found.higher_is_better else "lower"
     about = f"Test {escaped(metric_name(metric))}, mean over clients and seeds; {direction} is better."
@@ -166,8 +172,11 @@ def _references(rows: Sequence[references.Row], metric: str) -> str:
         values = (row.mean, row.worst, row.std_clients, row.std_seeds, row.last)
         cells = [html.cell(score_text(value, metric), value) for value in values]
         lines.append(html.row(row.name, cells))
-    about = """What can be had without a federation, and what it has to beat. The pooled rows are one model for all, of
-everyone’s data in one place, which nobody would share."""
+    about = "What can be had without a federation, and what it has to beat."
+    if any(row.name.startswith("pooled") for row in rows):
+        about += (
+            """ The pooled rows are one model for all, of everyone’s data in one place, which nobody would share."""
+        )
     trained = "".join(f'<p class="note">{escaped(row.name)}: {escaped(row.note)}.</p>' for row in rows if row.note)
     return html.section(
         "For comparison, without federated learning", about, html.table(html.head(heads), lines) + trained
@@ -175,17 +184,15 @@ everyone’s data in one place, which nobody would share."""
 
 
 def _all_tests(pairs: Sequence[Pair], metric: str) -> str:
-    heads = ["test", "pairs", "wins / ties / losses", "median advantage", "p, Holm", "p greater, Holm", "p (pratt)"]
-    heads += ["p greater (pratt)", "p (wilcox)", "p greater (wilcox)", "seeds"]
+    heads = ["test", "clients", "wins / ties / losses", "median advantage", "p", "seeds"]
     lines = []
     for pair in pairs:
         r = pair.result
-        p_values = (pair.p, pair.p_greater, r.two_sided, r.greater, r.wilcox_two_sided, r.wilcox_greater)
         sign = "−" if r.median < 0 else ""
         cells = [html.cell(str(r.pairs), r.pairs), html.cell(f"{r.wins} / {r.ties} / {r.losses}", r.wins - r.losses)]
         cells += [
             html.cell(sign + difference_text(r.median, metric), r.median),
-            *(html.cell(p_text(p), p) for p in p_values),
+            html.cell(p_cell(pair.p), pair.p),
         ]
         cells.append(html.cell(", ".join(map(str, pair.seeds)), len(pair.seeds)))
         lines.append(html.row(f"{pair.first} over {pair.second}", cells))
@@ -222,7 +229,7 @@ def _clients(found: Findings) -> str:
     names = ((row, "alone" if row is lonely else row.name) for row in columns)
     named = "".join(f'<th data-sort="number">{html.dot(colour[row.method])}{escaped(name)}</th>' for row, name in names)
     heads = html.head(["client", *(["group"] if groups else []), *(["training samples"] if samples else [])], named)
-    about = "Every client’s score at the method’s best round, picked on test data, mean over seeds. "
+    about = f"Every client’s score {chosen_round(found)}, mean over seeds. "
     if found.joined is not None:
         about += """Shown is each method’s headline model; “Was it worth joining?” speaks of the models handed out at
 the end, so signs may differ. """
@@ -231,7 +238,7 @@ the end, so signs may differ. """
         about += "Include the method <code>separate</code> in the comparison to see for whom joining was worth it."
         return html.section("Client by client", about, html.table(heads, lines))
     counts = "; ".join(f"{escaped(name)} {len(each)} of {len(both[name][1])}" for name, each in worse.items())
-    about += f"Small figures are the change from training alone; ▼ worse than alone at that round: {counts}."
+    about += f"Small figures are the change from training alone; ▼ worse than alone: {counts}."
     about += "" if found.higher_is_better else " Lower is better here, so a minus is a gain."
     return html.section("Client by client", about, html.table(heads, lines))
 
@@ -275,6 +282,8 @@ def _scorecard(found: Scorecard | None) -> str:
 {escaped(found.method)}{which}."""
     if "auc" in names:
         about += " A dash: an AUC is not defined where all test samples are of one class."
+    if "c_index" in names:
+        about += " A dash: a C-index is not defined where no two test samples can be compared."
     arrows = [f"{metric_name(name)} {'↑' if METRICS[name].higher_is_better else '↓'}" for name in names]
     return html.section("By other measures", about, html.table(html.head(["silo", *arrows]), lines))
 
@@ -328,7 +337,7 @@ def _score_cell(value: float | None, alone: float | None, lost: bool, metric: st
     change = ""
     if alone is not None:
         change = f"<small>{signed_text(value - alone, metric)}</small>"
-    kind = ' class="worse" title="worse than alone at that round"' if lost else ""
+    kind = ' class="worse" title="worse than alone"' if lost else ""
     return f'<td data-value="{value!r}"{kind}>{"▼ " if lost else ""}{score_text(value, metric)}{change}</td>'
 
 

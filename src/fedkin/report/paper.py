@@ -113,7 +113,7 @@ def curves(found: Findings) -> Figure:
 
 
 def distribution(found: Findings) -> Figure:
-    """Each client's score at the best round, the mean over seeds: a strip, and a box where there are enough clients."""
+    """Each client's score in the chosen round, mean over seeds: a strip, and a box where there are enough clients."""
     shown, colour = _shown(found), colours(found)
     figure, axes = _blank(COLUMN, 0.75 + 0.27 * len(shown))
     spread = np.random.default_rng(0)

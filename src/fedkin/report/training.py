@@ -121,10 +121,10 @@ def _p(p: float) -> str:
 def _reasons(below: Below, metric: str) -> list[str]:
     told = []
     if below.other is not None:
-        told.append(_better_model(below.row.model, below.other.model, score_text(below.other.bmta, metric)))
+        told.append(_better_model(below.row.model, below.other.model, score_text(below.other.score, metric)))
     if below.elsewhere is not None:
         share, oracle = below.elsewhere
-        score = score_text(oracle.bmta, metric)
+        score = score_text(oracle.score, metric)
         told.append(f"{100 * share:.0f} % of its weight goes to other groups, and staying inside one's own is {score}")
     if below.trained is not None:
         told.append(f"it was trained with {below.trained[0]}, training alone with {below.trained[1]}")
@@ -133,7 +133,10 @@ def _reasons(below: Below, metric: str) -> list[str]:
     if below.rise is not None:
         rise, rounds = below.rise
         gained = difference_text(rise, metric)
-        told.append(f"it was still improving: {gained} of validation {metric_name(metric)} in the last {rounds} rounds")
+        told.append(
+            f"it was still improving, by {gained} of validation {metric_name(metric)} in the last {rounds} rounds, so "
+            "more rounds may narrow the gap"
+        )
     if below.loss is not None:
         first, last, alone = below.loss
         told.append(

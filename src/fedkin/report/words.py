@@ -15,7 +15,7 @@ from ..evidence import comparison
 from ..evidence.comparison import Row, Run
 from ..evidence.estimates import Estimate
 from ..evidence.findings import Findings
-from ..evidence.worth_joining import Joining
+from ..evidence.worth_joining import FEWEST_SAMPLES, Joining
 from ..maths import statistics
 from ..runs import options
 
@@ -37,6 +37,10 @@ OTHERS = (
 """What a reader of levels at which clients are hit has to know."""
 
 
+RANKS = ("auc", "c_index")
+"""Metrics that are shares of pairs, which people read with three digits and not in per cent."""
+
+
 def colours(found: Findings) -> dict[str, str]:
     """One colour a method, whatever the order of the runs; after twelve they repeat."""
     members = found.members
@@ -52,6 +56,8 @@ def is_share(metric: str) -> bool:
 def metric_name(metric: str) -> str:
     """The metric in words: `mse` is an abbreviation, `package.module:pinball_loss` somebody's own."""
     name = metric.rpartition(":")[2].replace("_", " ")
+    if metric == "c_index":
+        return "C-index"
     return name.upper() if len(name) <= 4 and name.isalpha() else name
 
 
@@ -61,7 +67,7 @@ def score_text(value: float | None, metric: str) -> str:
         return "–"
     if is_share(metric):
         return f"{100 * value:.1f} %"
-    return f"{value:.3f}" if metric == "auc" else _digits(value, 4)
+    return f"{value:.3f}" if metric in RANKS else _digits(value, 4)
 
 
 def _digits(value: float, digits: int, sign: str = "") -> str:
@@ -92,7 +98,7 @@ def gain_text(gain: Estimate, metric: str) -> str:
 def _end(value: float, metric: str) -> str:
     if np.isnan(value):
         return ""
-    return f"{100 * value:.0f}" if is_share(metric) else f"{value:.2f}" if metric == "auc" else _digits(value, 3)
+    return f"{100 * value:.0f}" if is_share(metric) else f"{value:.2f}" if metric in RANKS else _digits(value, 3)
 
 
 def signed_text(value: float, metric: str) -> str:
@@ -104,7 +110,7 @@ def signed_text(value: float, metric: str) -> str:
     if is_share(metric):
         text = f"{100 * value:{sign}.1f}"
     else:
-        text = f"{value:{sign}.3f}" if metric == "auc" else _digits(value, 3, sign)
+        text = f"{value:{sign}.3f}" if metric in RANKS else _digits(value, 3, sign)
     return text.replace("-", "−")
 
 
@@ -112,7 +118,25 @@ def difference_text(value: float, metric: str) -> str:
     """A difference of scores as it is printed, without sign: 8.9 points, 0.001."""
     if is_share(metric):
         return f"{100 * abs(value):.1f} points"
-    return f"{abs(value):.3f}" if metric == "auc" else _digits(abs(value), 3)
+    return f"{abs(value):.3f}" if metric in RANKS else _digits(abs(value), 3)
+
+
+def joining_told(findings: Findings) -> list[str]:
+    """Whether it was worth joining, in sentences: of a page's and of the terminal's first ones.
+
+    The comparison is of headline models in chosen rounds, the answer to silos of what they are handed at the end. Where
+    these point in different directions, that is said."""
+    found = findings.joined
+    if found is None:
+        return [findings.untold] if findings.untold else []
+    told, gain = [joining_sentence(found)], found.together.value
+    alone = contenders(findings)[0].method == comparison.ALONE
+    if (alone and (gain > 0 or any(silo.answer == "yes" for silo in found.silos))) or (not alone and gain < 0):
+        told.append(
+            "That is of the models handed out at the end, silos counted by their test samples; which method does best "
+            "is of the headline models, every silo counted alike."
+        )
+    return told
 
 
 def joining_sentence(found: Joining) -> str:
@@ -124,10 +148,11 @@ def joining_sentence(found: Joining) -> str:
     if all(silo.answer == "cannot tell" for silo in found.silos) and found.together.low * found.together.high > 0:
         verb = "gains" if found.together.low > 0 else "costs"
         return (
-            f"On average joining {verb} a silo {value[1:]}{unit} of {metric_name(found.metric)} {interval}; "
-            f"for no single one of the {len(found.silos)} are the test data enough to tell."
+            f"On average joining with {found.method} {verb} a silo {value[1:]}{unit} of {metric_name(found.metric)} "
+            f"{interval}, each counted by its test samples; for no single one of the {len(found.silos)} are the test "
+            "data enough to tell."
         )
-    return f"{found.sentence} Over all of them the mean gain is {value}{unit} {interval}."
+    return f"{found.sentence} The mean gain, each silo counted by its test samples, is {value}{unit} {interval}."
 
 
 def joining_words(found: Joining) -> str:
@@ -149,12 +174,18 @@ def joining_words(found: Joining) -> str:
     return (
         f"Test {metric_name(found.metric)} with 95 % intervals, of the models that silos are handed at the end, not of "
         f"a best test round. Method: {found.method}, {found.chosen_by}. The gain over training alone{unit} is on the "
-        f"same test samples; where its interval holds 0, the test samples are too few to tell.{turned}{seeds}"
+        "same test samples. A verdict holds after Holm’s correction over the silos; intervals are each silo’s own. "
+        f"Fewer than {FEWEST_SAMPLES} test samples get no verdict.{turned}{seeds}"
     )
 
 
 def p_text(p: float) -> str:
     return "< 0.0001" if p < 1e-4 else f"{p:.4f}" if p < 0.01 else f"{p:.3f}" if p < 0.1 else f"{p:.2f}"
+
+
+def p_cell(p: float | None) -> str:
+    """A p-value in a table, where there may be none."""
+    return "too few" if p is None else p_text(p)
 
 
 def named(values: Mapping[str, Any]) -> str:
@@ -176,31 +207,56 @@ def finding(found: Findings, reference: str | None = None) -> list[str]:
     Whether joining was worth it is left to `joining_sentence` where that has an answer.
     """
     everyone = found.headlines
-    table = [row for row in everyone if row.method != comparison.ORACLE] or everyone
+    table = contenders(found)
     sentences = [_alone_sentence(found, table[0])] if len(table) == 1 else [_lead(found, table, reference)]
     sentences += _joining_sentence(found, table) if found.joined is None else []
-    if all(row.validated is not None for row in table):
-        sign = -1 if found.higher_is_better else 1
-        honest = sorted(table, key=lambda row: sign * (row.validated or 0.0))
-        values = [score_text(row.validated, found.metric) for row in honest]
-        who = "it is" if len(table) == 1 else f"{honest[0].method} leads with"
-        if values[:1] == values[1:2]:
-            who = f"{honest[0].method} and {honest[1].method} are level at"
-        sentences.append(f"With the round chosen on validation data, which is the honest choice, {who} {values[0]}.")
     for row in everyone:
         if row not in table:
-            best = score_text(row.bmta, found.metric)
-            sentences.append(f"{row.method} was told the groups; it is no contender but the mark to reach: {best}.")
+            score = score_text(row.score, found.metric)
+            sentences.append(f"{row.method} was told the groups; it is no contender but the mark to reach: {score}.")
     return sentences
+
+
+def contenders(found: Findings) -> list[Row]:
+    """The headline rows without those that were told the groups."""
+    return [row for row in found.headlines if row.method != comparison.ORACLE] or found.headlines
+
+
+def chosen_round(found: Findings) -> str:
+    """Of which round the scores of a table are, in words."""
+    if all(row.validated is not None for row in found.rows):
+        return "in the round chosen on validation data"
+    return "in the last round"
+
+
+def tests_told(found: Findings) -> str:
+    """What the p-values of a table are; nothing where there is nothing to test."""
+    pairs = found.tests()
+    if not pairs:
+        return ""
+    told = [pair for pair in pairs if pair.p is not None]
+    few = sorted({pair.result.pairs for pair in pairs if pair.p is None})
+    text = ""
+    if told:
+        text = (
+            "p: Wilcoxon’s signed-rank test over clients, each client’s scores averaged over the shared seeds first; "
+            f"two-sided, after Holm’s correction over {plural(len(told), 'pair')} of headline models."
+        )
+    if few:
+        counts = " or ".join(map(str, few))
+        text += f" {counts} clients are too few for a test, which needs {comparison.FEWEST_PAIRS}."
+    return text.strip()
 
 
 def _alone_sentence(found: Findings, row: Row) -> str:
     runs, metric, count = found.runs, found.metric, len(found.runs[0].summary.clients)
-    best = f"{metric_name(metric)} of {score_text(row.bmta, metric)}"
-    text = f"{row.method} reaches a mean test {best} over {plural(count, 'client')}"
+    best = f"{metric_name(metric)} of {score_text(row.score, metric)}"
+    text = f"{row.method} reaches a mean test {best} over {plural(count, 'client')} {chosen_round(found)}"
     if len(runs) == 1:
-        k, rounds = best_round(runs[0]), runs[0].summary.rounds
-        text += f", in round {k} of {rounds}" if k <= rounds else f", after the last of {plural(rounds, 'round')}"
+        own, rounds = found.seeds(row)[0], runs[0].summary.rounds
+        k = own.rounds[own.chosen]
+        if own.validated:
+            text += f", {k} of {rounds}" if k <= rounds else f", which is after the last of {plural(rounds, 'round')}"
     else:
         text += f", the mean of {len(runs)} seeds"
     return f"{text}; the worst client has {score_text(row.worst, metric)}."
@@ -209,18 +265,21 @@ def _alone_sentence(found: Findings, row: Row) -> str:
 def _lead(found: Findings, table: Sequence[Row], reference: str | None) -> str:
     first, second = table[0], table[1]
     metric = found.metric
-    best, next_best = score_text(first.bmta, metric), score_text(second.bmta, metric)
+    best, next_best = score_text(first.score, metric), score_text(second.score, metric)
+    of = f"a mean test {metric_name(metric)} of {best} {chosen_round(found)}"
     if best == next_best:
-        return f"{first.method} and {second.method} are level at a mean test {metric_name(metric)} of {best}."
-    name = "Training alone" if first.method == comparison.ALONE else first.method
+        return f"{called(first.method)} and {second.method} are level at {of}."
+    if not np.isfinite(second.score):
+        return f"{called(first.method)} does best: {of}; {second.method} has no finite score there."
     side = "above" if found.higher_is_better else "below"
-    gap = difference_text(first.bmta - second.bmta, metric)
-    best = f"a mean test {metric_name(metric)} of {best} at its best round"
-    text = f"{name} does best: {best}, {gap} {side} {second.method} ({next_best})"
+    gap = difference_text(first.score - second.score, metric)
+    text = f"{called(first.method)} does best: {of}, {gap} {side} {second.method} ({next_best})"
     for pair in found.tests(reference):
         if {pair.first, pair.second} == {first.name, second.name}:
             wins, losses = pair.result.wins, pair.result.losses
             wins, losses = (wins, losses) if pair.first == first.name else (losses, wins)
+            if pair.p is None:
+                return f"{text}; whether that is more than chance, {plural(pair.result.pairs, 'client')} cannot tell."
             if pair.p >= 0.05:
                 return f"{text}, which over clients could be chance (p {_equals(pair.p)})."
             if losses > wins:
@@ -229,8 +288,13 @@ def _lead(found: Findings, table: Sequence[Row], reference: str | None) -> str:
     return f"{text}."
 
 
+def called(method: str) -> str:
+    """A method at the beginning of a sentence."""
+    return "Training alone" if method == comparison.ALONE else method
+
+
 def _joining_sentence(found: Findings, table: Sequence[Row]) -> list[str]:
-    """How many clients the best joint method serves worse than training alone."""
+    """How many clients the best joint method serves worse than training alone, in the chosen rounds."""
     metric, both, worse = found.metric, found.joining, found.worse_than_alone
     row = next((row for row in table if row.name in both), None)
     if row is None:
@@ -267,9 +331,49 @@ def caveats(found: Findings) -> list[str]:
         changed = comparison.variations(each)
         if changed:
             notes.append(f"The seeds of {method} differ in other settings as well: {', '.join(changed)}.")
-    if any(pair.result.pairs < 10 for pair in found.tests()):
-        notes.append("Some tests have fewer than ten pairs; the normal approximation is rough there.")
-    return notes
+    if any(pair.p is not None and pair.result.pairs < 10 for pair in found.tests()):
+        notes.append("Some tests have fewer than ten clients; the normal approximation is rough there.")
+    of_data = dict.fromkeys(note for run in found.runs for note in run.summary.notes)
+    return [*notes, *ends(found), *list(of_data)[:MOST_NOTES]]
+
+
+MOST_NOTES = 12
+"""On the data, that a page shows; the run's folder has all."""
+
+
+def ends(found: Findings) -> list[str]:
+    """What runs ended with: whether they were done, and what diverged, in sentences."""
+    told, members = [], found.members
+    improving = {
+        method: max(run.summary.rounds for run in each)
+        for method, each in members.items()
+        if any(run.summary.models[run.summary.headline].improving for run in each)
+    }
+    if improving:
+        patient = any(run.config.get("patience") for each in members.values() for run in each)
+        rounds = sorted(set(improving.values()))
+        told.append(
+            f"{_listed(list(improving))} {'was' if len(improving) == 1 else 'were'} still improving on validation data "
+            f"at the end, after {' or '.join(map(str, rounds))} rounds: with more, what is said here may change "
+            f"(`fedkin resume RUN --rounds {2 * rounds[-1]}`{'' if patient else ', or rounds = auto'})."
+        )
+    for method, each in members.items():
+        diverged = list(dict.fromkeys(name for run in each for name in run.summary.diverged))
+        if diverged:
+            told.append(
+                f"With {method} training diverged at {_listed(diverged, 4)}: what it came to was left out, and an "
+                "earlier model stayed. A smaller local.lr or local.clip = 1.0 usually helps."
+            )
+        withheld = list(dict.fromkeys(name for run in each for name in run.summary.withheld))
+        if withheld:
+            told.append(f"{method} has no model for {_listed(withheld, 4)}: all that it had there has exploded.")
+    return told
+
+
+def _listed(names: Sequence[str], most: int = 8) -> str:
+    shown = list(names[:most]) if len(names) > most else list(names[:-1])
+    last = f"{len(names) - most} others" if len(names) > most else names[-1]
+    return f"{', '.join(shown)} and {last}" if shown else last
 
 
 def older_models(found: Findings) -> list[str]:
@@ -317,5 +421,5 @@ def checked_xi(run: Run, xi: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def best_round(run: Run) -> int:
-    """The round in which the headline model was best."""
+    """The round in which the headline model was best on test data."""
     return run.summary.models[run.summary.headline].bmta_round

@@ -10,17 +10,17 @@ from typing import Any
 
 from torch import Tensor
 
-from ..data.federation import Federation
 from ..engines.simulation import Listener
-from ..engines.start import Network, Settings, configured, table
+from ..engines.start import Network, Settings, Silos, configured, understood
 from ..evidence.comparison import Pair, Row
 from ..evidence.findings import Findings
 from ..evidence.references import Reference, rows
 from ..evidence.worth_joining import Joining
+from ..methods import Named
 from ..runs.config import merge
 from . import rates, references
 from .carry_out import carry_out, refuse_jobs
-from .plan import Cell, Listeners, compared
+from .plan import Cell, Listeners, compared, named
 from .rates import Tuned, Wanted
 from .run import Run
 from .study_file import keep
@@ -88,9 +88,9 @@ class Results:
 def compare(
     config: Settings | Path | str | None = None,
     *,
-    methods: Sequence[str],
+    methods: Sequence[Named],
     seeds: int | Sequence[int] = 1,
-    federation: Federation | None = None,
+    federation: Silos | None = None,
     model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -112,15 +112,16 @@ def compare(
     factors given (`[0.001, 0.01]`, `["x1", "x3"]`); the best runs are compared. `jobs`: how many runs go on at a time,
     in processes of their own; the numbers are the same.
     """
-    folder, raw = Path(out), merge(table(config), settings)
-    objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
+    folder, given = Path(out), {"model": model, "loss": loss, "metric": metric}
+    raw, objects = understood(config, settings, federation=federation, **given)
+    names, raw = named(methods, raw)
     refuse_jobs(jobs)
     supply = Supply(objects)
     grid = rates.grid_of(tune)
-    cells = rates.rated(compared(raw, methods, seeds, folder, objects), grid)
+    cells = rates.rated(compared(raw, names, seeds, folder, objects), grid)
     stacks = rates.stacks(cells, supply)
     yardsticks = Yardsticks(raw, references, dict.fromkeys(cell.config.seed for cell in cells), objects, supply)
-    study = {"methods": list(methods), "seeds": seeds, "references": list(references), "tune": grid}
+    study = {"methods": names, "seeds": seeds, "references": list(references), "tune": grid}
     keep(folder, raw, study, objects)
     told: Listeners | None = None
     if listener is not None:

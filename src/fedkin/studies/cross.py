@@ -14,14 +14,14 @@ from typing import Any
 from torch import Tensor
 
 from ..base.settings import ConfigError
-from ..data.federation import Federation
 from ..engines.simulation import Listener
-from ..engines.start import Network, Settings, table
+from ..engines.start import Network, Settings, Silos, understood
 from ..evidence import crossed as evidence
+from ..methods import Named
 from ..runs import options
-from ..runs.config import Config, merge
+from ..runs.config import Config
 from .conditions import Condition, Several, refuse_fixed, run_all, run_of
-from .plan import Cell, compared
+from .plan import Cell, compared, named
 from .rates import Wanted, grid_of, rated
 from .study_file import keep
 
@@ -48,9 +48,9 @@ def cross(
     config: Settings | Config | Path | str | None = None,
     *,
     over: Mapping[str, Sequence[Any]],
-    methods: Sequence[str],
+    methods: Sequence[Named],
     seeds: int | Sequence[int] = 1,
-    federation: Federation | None = None,
+    federation: Silos | None = None,
     model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -66,9 +66,10 @@ def cross(
     complete in `out` is kept, as in `compare`. `listener` is given the combination, the method and the seed.
     `tune` chooses each method's learning rate at each combination, as in `compare`.
     """
-    folder, raw = Path(out), merge(table(config), settings)
-    objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
-    chosen = options.by_full_name(over, methods)
+    folder, given = Path(out), {"model": model, "loss": loss, "metric": metric}
+    raw, objects = understood(config, settings, federation=federation, **given)
+    names, raw = named(methods, raw)
+    chosen = options.by_full_name(over, names)
     if not chosen:
         raise ConfigError(
             "There is nothing to cross: name settings and their values, such as data.split=iid,practical."
@@ -80,9 +81,9 @@ def cross(
         place = folder / options.label(values, full=True)
         if any(place == cells[0].comparison for _, cells in planned):
             raise ConfigError(f"Two combinations would lie in one folder, {place}; take shorter values.")
-        cells = compared(options.laid_over(raw, values), methods, seeds, place, objects)
+        cells = compared(options.laid_over(raw, values), names, seeds, place, objects)
         planned.append((values, rated(cells, grid)))
-    study = {"methods": list(methods), "seeds": seeds, "cross": chosen, "tune": grid}
+    study = {"methods": names, "seeds": seeds, "cross": chosen, "tune": grid}
     run_all([cells for _, cells in planned], objects, listener, jobs, lambda: keep(folder, raw, study, objects))
     found = [Crossing(values, *run_of(cells)) for values, cells in planned]
     return Crossed(chosen, found, folder)

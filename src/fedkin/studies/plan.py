@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from ..engines.assembly import Assembly
 from ..engines.capacity import SMALL
 from ..engines.simulation import Listener
 from ..engines.start import Settings, configured, refuse_other_settings
-from ..methods import find
+from ..methods import Named, find, name_of
 from ..runs.config import Config, merge, resolve
 from .supply import Supply
 
@@ -25,6 +25,8 @@ class Cell:
     name: str
     config: Config
     path: Path
+    upto: int | None = field(default=None, kw_only=True)
+    """Rounds to go on to, where it had ended before others did."""
 
     @property
     def of_seeds(self) -> str:
@@ -65,6 +67,26 @@ def tried(cell: Cell, supply: Supply) -> Assembly | None:
 
 
 # ---- methods x seeds ----
+
+
+def named(methods: Sequence[Named], raw: Settings) -> tuple[list[str], dict[str, Any]]:
+    """Methods by their names, whether they were given so, as classes or as objects; and the settings, with those of the
+    objects for their methods alone."""
+    if isinstance(methods, str):
+        raise ConfigError(f"`methods` is a list, such as ['separate', 'fedamp'], not the word {methods!r}.")
+    own: dict[str, dict[str, Any]] = {}
+    kinds: dict[str, Any] = {}
+    for method in methods:
+        name, settings = name_of(method)
+        kind = method if isinstance(method, str) else (find(name), settings)
+        if kinds.setdefault(name, kind) != kind and not isinstance(kind, str):
+            raise ConfigError(
+                f"Two methods are called {name!r}. Give classes different names; to compare the settings of one, use "
+                "`fedkin.cross` or `fedkin.tune`."
+            )
+        if settings:
+            own[name] = {"settings": settings}
+    return list(kinds), merge({"methods": own}, raw) if own else dict(raw)
 
 
 def compared(

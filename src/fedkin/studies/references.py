@@ -68,6 +68,8 @@ def check(ready: Assembly, names: Sequence[str]) -> None:
             raise NoReference(f"There is no reference {name!r}. {hint}Known are {', '.join(NAMES)}.")
         if name != "pooled" and federation.task.kind == "classification":
             raise NoReference(f"The reference {name!r} predicts numbers, and here classes are; 'pooled' is for both.")
+        if name != "pooled" and federation.task.kind == "survival":
+            raise NoReference(f"The reference {name!r} predicts numbers, and no risks; 'pooled' is for survival, too.")
         if name in ("persistence", "autoregression") and not series:
             raise NoReference(
                 f"The reference {name!r} is for series in time, and the clients of {data.short(federation.name)} have "
@@ -189,7 +191,8 @@ def _pooled(ready: Assembly, listener: Listener) -> tuple[Tensor, Tensor, str]:
     config, train, task = ready.config, ready.cohort.train, ready.problem.task
     taught = [i for i, client in enumerate(ready.federation.clients[: ready.problem.known]) if not client.silent]
     index = torch.cat([torch.arange(train.starts[i], train.starts[i] + train.counts[i]) for i in taught])
-    everyone = Samples.of([(train.x[index], train.y[index])], ready.device)
+    own_weight = None if train.weight is None else train.weight[index]
+    everyone = Samples.of([(train.x[index], train.y[index])], ready.device, own_weight)
     weight = ready.cohort.class_weight
     if weight is not None:
         own = class_weights(everyone.y, task.outputs) if config.local.class_weights == "balanced" else weight[0]
@@ -218,7 +221,7 @@ def _pooled(ready: Assembly, listener: Listener) -> tuple[Tensor, Tensor, str]:
     except ValueError:
         raise NoReference("The pooled model's training is no longer finite; take a smaller local.lr.") from None
     steps = cohort.step_counts()[0]
-    note = f"{config.rounds} rounds of {steps:,} mini-batches; best after round {best + 1}"
+    note = f"{config.rounds} rounds of {steps:,} mini-batches; best after round {best + 1}, picked on test data"
     return found[best], found[-1], note
 
 

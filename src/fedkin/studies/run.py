@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ..data.federation import Federation
 from ..engines import start
 from ..engines.simulation import Listener
-from ..engines.start import Network, Settings
+from ..engines.start import Network, Settings, Silos
 from ..evidence.findings import Findings
+from ..methods import Named
 from ..runs.config import Config
 from ..runs.folder import RunError, RunFolder
 from ..runs.saved_model import Network as Own
@@ -76,7 +76,7 @@ class Run(RunFolder):
 def run(
     config: Settings | Config | Path | str | None = None,
     *,
-    federation: Federation | None = None,
+    federation: Silos | None = None,
     model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -87,7 +87,8 @@ def run(
     """Runs one method and returns its run folder.
 
     `config`: a TOML file or a table; `settings` are laid over it (`method="fedamp"`, `rounds=10`,
-    `data={"split": "iid"}`). `federation`, `model`, `loss` and `metric` may be given as Python objects.
+    `data={"split": "iid"}`). `federation`, `model`, `loss` and `metric` may be given as Python objects: a federation
+    as itself, a function that makes it, or {client: (x, y)}; and `method` as a class, or as an object of one.
     """
     ready = start.prepare(config, federation=federation, model=model, loss=loss, metric=metric, **settings)
     path = Path(out) if out is not None else start.free_folder(ready.config)
@@ -98,7 +99,9 @@ def run(
 def resume(
     path: Path | str,
     *,
-    federation: Federation | None = None,
+    rounds: int | None = None,
+    method: Named | None = None,
+    federation: Silos | None = None,
     model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -106,12 +109,20 @@ def resume(
 ) -> Run:
     """Goes on with an unfinished run from its last checkpoint; a finished one is returned as it is.
 
-    Python objects that the run was started with have to be given again.
+    `rounds`: so many in all, which makes a finished run longer. Python objects that the run was started with have to be
+    given again; a class or function, if it cannot be imported by the name that the run has for it.
     """
     run = Run(path)
-    if run.complete:
+    if run.complete and rounds is None:
         return run
-    ready = start.assembled(run.resolved(), federation=federation, model=model, loss=loss, metric=metric)
+    found = start.again(run.config, method, federation)  # before anything that the run names is looked for
+    longer = None if rounds is None else start.lengthened(run, rounds)
+    if run.complete and longer is None:
+        return run
+    ready = start.assembled(longer or run.resolved(), federation=found, model=model, loss=loss, metric=metric)
+    if longer is not None:
+        start.lengthen(run, longer, listener)
     simulation, checkpoint = start.reopened(ready, run.path, listener)
+    simulation.upto = rounds
     simulation.run(checkpoint)
     return Run(path)

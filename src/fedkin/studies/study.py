@@ -8,9 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from ..data.federation import Federation
 from ..engines.simulation import Listener
-from ..engines.start import Network, Settings, table
+from ..engines.start import Network, Settings, Silos, table
 from ..runs.config import merge
 from .compare import Results, compare
 from .cross import Crossed, cross
@@ -24,7 +23,7 @@ Found = Results | Levels | Crossed | Tuned
 def study(
     file: Path | str | Settings,
     *,
-    federation: Federation | None = None,
+    federation: Silos | None = None,
     model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from .. import data
+from ..base import given
 from ..base.settings import ConfigError, validated
 from ..engines.assembly import located
 from ..evidence.comparison import flat_settings
@@ -90,7 +91,7 @@ def keep(folder: Path, raw: Mapping[str, Any], study: Mapping[str, Any], objects
         return
     said = {key: value for key, value in study.items() if value not in ([], {}, ())}
     try:
-        if any(each is not None for each in objects.values()):
+        if any(each is not None for each in objects.values()) or _only_here(raw, study):
             raise ConfigError("Python objects were given.")
         text = HEADER + to_toml(_from_anywhere({**raw, "study": _listed(said)}))
     except ConfigError:  # there is something in it that no file can hold
@@ -107,6 +108,17 @@ def keep(folder: Path, raw: Mapping[str, Any], study: Mapping[str, Any], objects
             return
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(path, text.encode())
+
+
+def _only_here(raw: Mapping[str, Any], study: Mapping[str, Any]) -> bool:
+    """Whether a method or the data set was given as what no other process can import."""
+    named = raw.get("data", "")
+    names = [
+        *study.get("methods", ()),
+        raw.get("method", ""),
+        named.get("name", "") if isinstance(named, Mapping) else named,
+    ]
+    return any(given.only_here(str(name)) for name in names)
 
 
 def _kind(table: Mapping[str, Any]) -> str:

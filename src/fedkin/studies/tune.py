@@ -7,7 +7,7 @@ Points of the grid that differ only where a stack may differ are trained as furt
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ..base import machine
 from ..base.settings import ConfigError
-from ..data.federation import Federation
 from ..engines import lockstep, start
 from ..engines.assembly import Assembly
 from ..engines.simulation import Listener
@@ -28,7 +27,7 @@ from ..evidence.comparison import flat_settings
 from ..evidence.grid import Trial
 from ..maths import statistics
 from ..runs import options
-from ..runs.config import Config, merge
+from ..runs.config import Config
 from ..runs.folder import replace_file
 from .carry_out import carry_out, refuse_jobs
 from .plan import Cell, Listeners, Point, Stack, tried
@@ -87,7 +86,7 @@ def tune(
     config: start.Settings | Config | Path | str | None = None,
     *,
     grid: Mapping[str, Sequence[Any]] | None = None,
-    federation: Federation | None = None,
+    federation: start.Silos | None = None,
     model: start.Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -102,8 +101,9 @@ def tune(
     are already complete in `out` are kept, unfinished ones resumed. `out/best.toml` is the configuration of the best;
     `jobs` is as for `compare`.
     """
-    objects = {"federation": federation, "model": model, "loss": loss, "metric": metric}
-    return tried_out(plan(merge(start.table(config), settings), grid or {}, Path(out), objects), listener, jobs)
+    given = {"model": model, "loss": loss, "metric": metric}
+    raw, objects = start.understood(config, settings, federation=federation, **given)
+    return tried_out(plan(raw, grid or {}, Path(out), objects), listener, jobs)
 
 
 # ---- before anything runs ----
@@ -132,12 +132,21 @@ def plan(raw: start.Settings, grid: Mapping[str, Sequence[Any]], out: Path, obje
             )
     common = {key: value for key, value in raw.items() if key != "grid"}
     points: list[Point] = []
-    for values in (dict(zip(chosen, each, strict=True)) for each in product(*chosen.values())):
-        name = _unused(options.label(values), {p.name for p in points})
+    for name, values in named(chosen):
         config = start.configured(options.laid_over(common, values), **objects)
         points.append(Point(name, config, out / name, values))
     supply = Supply(objects)
     return Plan(chosen, points, stacks(points, supply), out, common, objects, supply)
+
+
+def named(grid: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The points of a grid, each with the name of its folder."""
+    taken: set[str] = set()
+    for each in product(*grid.values()):
+        values = dict(zip(grid, each, strict=True))
+        name = _unused(options.label(values), taken)
+        taken.add(name)
+        yield name, values
 
 
 def stacks(points: Sequence[Point], supply: Supply) -> list[Stack]:
@@ -230,6 +239,8 @@ def _best(run: Run) -> tuple[float, int] | None:
 
 
 def _possible(config: Config, name: str, value: float) -> bool:
+    if ":" in config.method or ":" in config.data.name:  # no code is imported for a remark on a folder that names it
+        return True
     try:
         start.configured(options.laid_over(config.model_dump(mode="json"), {name: value}))
     except ConfigError:

@@ -13,14 +13,14 @@ from typing import Any
 from torch import Tensor
 
 from ..base.settings import ConfigError
-from ..data.federation import Federation
 from ..engines.simulation import Listener
-from ..engines.start import Network, Settings, table
+from ..engines.start import Network, Settings, Silos, understood
 from ..evidence import levels as evidence
+from ..methods import Named
 from ..runs import options
-from ..runs.config import Config, merge
+from ..runs.config import Config
 from .conditions import Condition, Several, refuse_fixed, run_all, run_of
-from .plan import Cell, compared
+from .plan import Cell, compared, named
 from .rates import Wanted, grid_of, rated
 from .study_file import keep
 
@@ -53,9 +53,9 @@ def vary(
     config: Settings | Config | Path | str | None = None,
     *,
     levels: Mapping[str, Sequence[Any]],
-    methods: Sequence[str],
+    methods: Sequence[Named],
     seeds: int | Sequence[int] = 1,
-    federation: Federation | None = None,
+    federation: Silos | None = None,
     model: Network | None = None,
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -72,9 +72,10 @@ def vary(
     the method and the seed; `jobs` is as for `compare`.
     `tune` chooses each method's learning rate at each level, as in `compare`.
     """
-    folder, raw = Path(out), merge(table(config), settings)
-    objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
-    chosen = options.by_full_name(levels, methods)
+    folder, given = Path(out), {"model": model, "loss": loss, "metric": metric}
+    raw, objects = understood(config, settings, federation=federation, **given)
+    names, raw = named(methods, raw)
+    chosen = options.by_full_name(levels, names)
     if not chosen:
         raise ConfigError("There is no setting to vary: name one and its levels, such as corruption.labels=0,0.2,0.4.")
     refuse_fixed(chosen)
@@ -84,12 +85,12 @@ def vary(
     for name, values in chosen.items():
         for value in values:
             place = folder / options.label({name: value}, full=True)
-            cells = rated(compared(options.laid_over(raw, {name: value}), methods, seeds, place, objects), grid)
+            cells = rated(compared(options.laid_over(raw, {name: value}), names, seeds, place, objects), grid)
             if place in places:
                 raise ConfigError(f"Two levels would lie in one folder, {place}; take shorter values.")
             places.append(place)
             same = (earlier for *_, earlier in planned if [c.config for c in earlier] == [c.config for c in cells])
             planned.append((name, value, next(same, cells)))
-    study = {"methods": list(methods), "seeds": seeds, "vary": chosen, "tune": grid}
+    study = {"methods": names, "seeds": seeds, "vary": chosen, "tune": grid}
     run_all([cells for *_, cells in planned], objects, listener, jobs, lambda: keep(folder, raw, study, objects))
     return Levels([Level(name, value, *run_of(cells)) for name, value, cells in planned], folder)
