@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -157,9 +158,9 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(fedkin, tmp_path, word
     assert (tmp_path / "new.csv").read_text() == "precious"
 
 
-def test_a_table_goes_in_and_notes_come_out(fedkin, tmp_path):
-    """A model of a table, by hand: what the rows hold that training did not is told, and does not stop anything."""
-    columns = TablePreprocessing((Number("age", mean=50.0, scale=10.0), Category("sex", categories=("f", "m"))))
+def table_model(low: float | None = None, high: float | None = None) -> None:
+    """A model of a table, by hand, in north.safetensors: 100 + 5 (age - 50) / 10, and 10 for women, 20 for men."""
+    columns = (Number("age", mean=50.0, scale=10.0, low=low, high=high), Category("sex", categories=("f", "m")))
     about = {
         "client": "north",
         "method": "fedavg",
@@ -167,14 +168,49 @@ def test_a_table_goes_in_and_notes_come_out(fedkin, tmp_path):
         "model": {"name": "logistic"},
         "task": {"kind": "regression", "inputs": [3], "outputs": 1},
         "target": {"mean": 100.0, "scale": 5.0},
-        "preprocessing": columns.to_json(),
+        "preprocessing": TablePreprocessing(columns).to_json(),
     }
     weights = {"head.weight": tensor([[1.0, 2.0, 4.0]]), "head.bias": tensor([0.0])}
     save_file(weights, "north.safetensors", {"fedkin": json.dumps(about)})
-    Path("new.csv").write_text("sex,age\nm,60\nf,50\nx,40\n")
+
+
+def test_a_table_goes_in_and_notes_come_out(fedkin, tmp_path):
+    """What the rows hold that training did not is told, and does not stop anything."""
+    table_model(low=20, high=80)
+    Path("new.csv").write_text("sex,age\nm,60\nf,50\nx,40\nf,630\n")
     said = fedkin("predict", "north.safetensors", "new.csv")
-    assert said.out == "row,prediction\n1,125\n2,110\n3,95\n"
+    assert said.out == "row,prediction\n1,125\n2,110\n3,95\n4,400\n"
     assert "'x' did not occur in any training row" in said.err and said.code == 0
+    assert "which had 20 to 80, such as 630 in new.csv, line 5; is it in the same unit?" in said.err
+    assert len(said.err.splitlines()) == 2
+
+
+def test_identifiers_stay_beside_the_answers_in_every_kind_of_output(fedkin, monkeypatch):
+    table_model()
+    Path("new.csv").write_text('id,age,"name, first",sex,note\n0007,60,"Doe, ""J""",m,\n12,50,Roe,f,x\n')
+    expected = 'row,id,"name, first",note,prediction\n1,0007,"Doe, ""J""",,125\n2,12,Roe,x,110\n'
+    assert fedkin("predict", "north.safetensors", "new.csv").out == expected
+    assert fedkin("predict", "north.safetensors", "new.csv", "--out", "out.csv").code == 0
+    assert Path("out.csv").read_text() == expected
+    fedkin("predict", "north.safetensors", "new.csv", "--out", "out.parquet")
+    assert list(pd.read_parquet("out.parquet")["id"]) == ["0007", "12"]
+    shown = io.StringIO()
+    monkeypatch.setattr(after, "out", Console(file=shown, force_terminal=True, width=80, no_color=True))
+    assert fedkin("predict", "north.safetensors", "new.csv").code == 0
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown.getvalue())
+    lines = [line.split() for line in plain.splitlines() if line.strip()]
+    assert lines[0] == ["row", "id", "name,", "first", "note", "prediction"]
+    assert lines[2] == ["1", "0007", "Doe,", '"J"', "125"]
+
+
+def test_a_terminal_shows_of_many_columns_the_first(fedkin, monkeypatch):
+    table_model()
+    Path("new.csv").write_text("age,sex," + ",".join(f"c{i}" for i in range(30)) + "\n60,m" + ",1" * 30 + "\n")
+    shown = io.StringIO()
+    monkeypatch.setattr(after, "out", Console(file=shown, force_terminal=True, width=80, no_color=True))
+    assert fedkin("predict", "north.safetensors", "new.csv").code == 0
+    assert "c0" in shown.getvalue() and "c29" not in shown.getvalue()
+    assert "and 27 more columns of new.csv" in " ".join(shown.getvalue().split())
 
 
 # ---- export ----

@@ -225,7 +225,7 @@ def test_a_run_shows_every_model_and_what_became_of_newcomers(fedkin):
     said = fedkin("run", "--method", "fedavg", "--participation.novel", "0.4", *SMALL)
     assert said.code == 0
     newcomers = ("fedavg:global", "fedavg:finetuned", "known clients", "Held out")
-    for word in ("global", "finetuned", "best mean", "validated", *newcomers):
+    for word in ("global", "finetuned", "best test", "validated", *newcomers):
         assert word in said.out
 
 
@@ -234,7 +234,7 @@ def test_the_closing_exchange_is_no_round_of_its_own_in_the_table(fedkin):
     said = fedkin("run", "--method", "fedavg", *LEAST, "--epochs", "20", "--out", "here")
     assert Run("here").summary["models"]["global"]["bmta_round"] == 2
     row = next(line for line in said.out.splitlines() if "global" in line)
-    assert [cell.strip() for cell in row.strip("│").split("│")][2] == "final"
+    assert [cell.strip() for cell in row.strip("│").split("│")][4] == "final"
 
 
 def test_a_run_that_cannot_stack_its_clients_says_why(fedkin, tmp_path):
@@ -327,6 +327,13 @@ def test_tune_stands_alone_or_has_rates(fedkin, tmp_path, monkeypatch, words, tr
     monkeypatch.setattr(comparing, "compare", lambda raw, **given: asked.append(given["tune"]) or sys.exit(7))
     assert fedkin("compare", "--methods", "fedavg", *words).code == 7
     assert asked == [tried]
+
+
+@pytest.mark.parametrize("word", ["abc", "x", "true,0.1", "0"])
+def test_what_is_no_rate_to_tune_is_told_what_would_be(fedkin, tmp_path, word):
+    said = fedkin("compare", "--methods", "fedavg", "--tune", word, "--out", "c").sentence()
+    assert "A rate to try is a number above 0 such as 0.01, or a factor on a method's own such as x0.3" in said
+    assert not (tmp_path / "c").exists()
 
 
 def test_a_tuned_comparison_says_what_was_tried_and_chosen_and_a_report_says_it_again(fedkin, tmp_path):

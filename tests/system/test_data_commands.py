@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import re
 import signal
@@ -138,7 +139,7 @@ def test_a_data_set_tells_what_it_is_how_it_is_run_and_its_own_settings_without_
     flat = " ".join(said.out.split())
     for split in data_sets.splits(name):
         assert re.search(rf"Splits: .*\b{split}\b", flat)
-    assert f"rounds = {resolve({'data': name}).rounds}" in flat
+    assert f"rounds = {json.dumps(data_sets.defaults(name)['rounds'])}" in flat
     kind = data_sets.settings_of(name)
     for field, info in kind.model_fields.items():
         assert f"data.settings.{field} " in said.out
