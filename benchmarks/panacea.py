@@ -31,6 +31,7 @@ import fedkin
 from fedkin.engines import inferred_graph, start, summary
 from fedkin.engines.assembly import Assembly
 from fedkin.evidence import references
+from fedkin.evidence.comparison import at_best
 from fedkin.maths.collaboration import mix
 from fedkin.training.evaluation import evaluate
 
@@ -294,7 +295,8 @@ def lies(ratio: float, kind: str = "random") -> dict[str, Any]:
 def measured(results: fedkin.Results) -> Rows:
     """A row for each `method:model`, and for each reference."""
     rows: Rows = []
-    for row in results.rows():
+    for each in results.rows():
+        row = at_best(each, results.findings.seeds(each))
         runs = [run for run in results.runs if run.summary["method"] == row.method]
         last = [line(run, row.model) for run in runs]
         rows.append(

@@ -4,8 +4,9 @@
     python benchmarks/strangers.py --only units,directions --seeds 12 --settings rounds=100
 
 In each world silos called kin agree, and the others differ in part or in everything. FedAMP with its defaults beside
-Separate at the closing exchange, in points of accuracy or per cent of RMSE; above 0 is better. Prints a table and keeps
-nothing: these worlds were found by people who tried to break trust in others, and are here to be tried again.
+Separate, in the rounds that validation data choose, in points of accuracy or per cent of RMSE; above 0 is better. It
+prints a table and keeps nothing: these worlds were found by people who tried to break trust in others, and are here to
+be tried again.
 """
 
 from __future__ import annotations
@@ -123,22 +124,20 @@ def row(name: str, folder: Path, options: argparse.Namespace) -> str:
             place = place.setdefault(part, {})
         place[last] = float(value) if "." in value else int(value)
     results = fedkin.compare(config, methods=["separate", options.method], seeds=options.seeds, out=folder / "runs")
+    rows = {row.method: row for row in results.rows() if row.headline}
+    clients = results.runs[0].summary.clients
     alone, joined = (
-        np.array([closing(run) for run in results.runs if run.summary.method == method])
+        np.array([[seed.at_chosen[name] for name in clients] for seed in results.findings.seeds(rows[method])])
         for method in ("separate", options.method)
     )
     gain = 100 * ((alone - joined) / alone if name in ("directions", "units") else joined - alone)
-    kin = np.array([silo.startswith("kin") for silo in results.runs[0].summary.clients])
+    kin = np.array([silo.startswith("kin") for silo in clients])
     others = gain[:, ~kin]
     at = np.unravel_index(np.argmin(others), others.shape)
-    who = np.array(results.runs[0].summary.clients)[~kin][at[1]]
+    who = np.array(clients)[~kin][at[1]]
     mean = f"{gain[:, kin].mean():+.1f}" if kin.any() else ""
     hurt = f"{(others < -10).sum()} of {others.size}"
     return f"| {name} | {mean} | {others.mean():+.1f} | {hurt} | {others.min():+.0f}, {who} |"
-
-
-def closing(run: fedkin.Run) -> list[float]:
-    return [float(value) for value in run.rounds[-1].models[run.summary.headline].clients]
 
 
 if __name__ == "__main__":

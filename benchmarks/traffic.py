@@ -25,6 +25,7 @@ from panacea import METHODS
 import fedkin
 from fedkin.base.machine import chosen_device, device_name
 from fedkin.engines import start, summary
+from fedkin.evidence.comparison import at_best
 from fedkin.evidence.references import rows as yardsticks
 from fedkin.studies import references
 
@@ -111,7 +112,9 @@ def measured(folder: Path) -> list[dict[str, Any]]:
     """The rows of a cell, the best first, the yardsticks last."""
     paths = [path.parent for path in sorted(folder.glob("*/summary.json"))]
     rows = []
-    for row in fedkin.Results([fedkin.Run(path) for path in paths], folder).rows() if paths else []:
+    results = fedkin.Results([fedkin.Run(path) for path in paths], folder) if paths else None
+    for each in results.rows() if results else []:
+        row = at_best(each, results.findings.seeds(each))
         kept = ("headline", "bmta", "std_clients", "last", "validated")
         (run,) = [fedkin.Run(path) for path in paths if path.name.startswith(f"{row.method}-seed")]
         speed = run.summary["seconds"] / run.summary["rounds"]

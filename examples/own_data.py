@@ -39,7 +39,7 @@ if __name__ == "__main__":
             f"{name} listens " + ", ".join(f"{w:.0%} to {o}" for w, o in zip(weights, names, strict=True) if w > 0.01)
         )
     for row in results.rows():
-        print(f"{row.name}: {row.bmta:.0%} on average, {row.worst:.0%} at the worst clinic")
+        print(f"{row.name}: {row.score:.0%} on average, {row.worst:.0%} at the worst clinic")
     for row, clients in results.worse_than_alone().items():
         print(f"better off alone than with {row}: {', '.join(name for name, _, _ in clients) or 'nobody'}")
     tensors, about = amp.model("north")

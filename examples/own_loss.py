@@ -42,4 +42,4 @@ if __name__ == "__main__":
         out="runs/own-loss",
     )
     for row in results.rows():
-        print(f"{row.name:20} {row.bmta:.3f}")
+        print(f"{row.name:20} {row.score:.3f}")

@@ -57,4 +57,4 @@ if __name__ == "__main__":
         out="runs/own-method",
     )
     for row in results.rows():
-        print(f"{row.name:28} {row.bmta:.1%}")
+        print(f"{row.name:28} {row.score:.1%}")

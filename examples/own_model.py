@@ -43,4 +43,4 @@ if __name__ == "__main__":
         out="runs/own-model",
     )
     for row in results.rows():
-        print(f"{row.name:20} {row.bmta:.1%}")
+        print(f"{row.name:20} {row.score:.1%}")
