@@ -26,6 +26,8 @@ from fedkin.runs.checkpoint import Checkpoint
 from fedkin.runs.config import read_toml, to_toml
 from fedkin.studies.run import Run
 
+LONG = 400
+"""Rounds of a few milliseconds: on a fast machine sixty are over before a process can be killed four times."""
 SMALL = ["--clients", "5", "--epochs", "1", "--split", "relabelled"]
 UNRELIABLE = ["participation.lost=0.3", "participation.dropped=0.2", "participation.sample=0.7"]
 # Differ from run to run, or as others work on the source.
@@ -138,7 +140,7 @@ def killed_and_resumed(folder: Path, rounds: int, *words: str) -> None:
 
 
 def test_a_killed_run_resumed_in_a_new_process_ends_as_if_it_had_never_been_killed(tmp_path):
-    killed_and_resumed(tmp_path, 60, "--method", "fedamp")
+    killed_and_resumed(tmp_path, LONG, "--method", "fedamp")
 
 
 @pytest.mark.slow
@@ -164,12 +166,12 @@ def test_a_killed_run_resumed_in_a_new_process_ends_as_if_it_had_never_been_kill
     ],
 )
 def test_whatever_the_method_and_however_unreliable_its_clients_a_killed_run_loses_nothing(tmp_path, method, more):
-    killed_and_resumed(tmp_path, 60, "--method", method, *more)
+    killed_and_resumed(tmp_path, LONG, "--method", method, *more)
 
 
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_still_ends_the_same(tmp_path):
-    words = ("--rounds", "60", *SMALL, "--method", "scaffold", *UNRELIABLE)
+    words = ("--rounds", str(LONG), *SMALL, "--method", "scaffold", *UNRELIABLE)
     process = start("run", "--out", tmp_path / "run", *words)
     for _ in range(4):
         before = lines(tmp_path / "run")
@@ -340,15 +342,15 @@ def test_a_run_with_newcomers_goes_on_as_if_it_had_never_been_stopped(tmp_path, 
 
 
 def test_ctrl_c_ends_after_saving_and_resume_completes_to_the_same_result(tmp_path, monkeypatch):
-    words = ("--rounds", "60", *SMALL)
+    words = ("--rounds", str(LONG), *SMALL)
     process = start("run", "--out", tmp_path / "run", *words)
     wait_for(lambda: lines(tmp_path / "run") >= 2, process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     written = lines(tmp_path / "run")
-    assert 2 <= written < 60
-    assert f"Stopped after round {written} of 60; everything is saved." in said
+    assert 2 <= written < LONG
+    assert f"Stopped after round {written} of {LONG}; everything is saved." in said
     assert f"fedkin resume {tmp_path / 'run'}" in said
     assert "Traceback" not in said
     assert int(tensors(tmp_path / "run" / "checkpoint" / "state.safetensors")[1]["round"]) == written
@@ -399,7 +401,7 @@ def test_ctrl_c_in_a_comparison_stops_it_and_the_same_command_goes_on(tmp_path):
         "--seeds",
         "2",
         "--rounds",
-        "40",
+        str(LONG),
         *SMALL,
         "--out",
         tmp_path / "c",
@@ -417,7 +419,7 @@ def test_ctrl_c_in_a_comparison_stops_it_and_the_same_command_goes_on(tmp_path):
     assert again.returncode == 0, said
     assert "fedavg:finetuned" in table
     assert first.stat().st_mtime_ns == before
-    whole = undisturbed(tmp_path / "whole", "--method", "fedavg", "--rounds", "40", *SMALL)
+    whole = undisturbed(tmp_path / "whole", "--method", "fedavg", "--rounds", str(LONG), *SMALL)
     assert_same(tmp_path / "c" / "fedavg-seed0", whole)
 
 
