@@ -542,11 +542,11 @@ def sizes_of_the_process(method: str, path: Path) -> dict[int, int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(DEVICE.type != "cpu", reason="it is about the memory of the process")
-@pytest.mark.parametrize(("method", "bound"), [("separate", 2.0), ("fedavg", 3.0), ("fedamp", 6.0)])
+@pytest.mark.parametrize(("method", "bound"), [("separate", 2.0), ("fedavg", 3.0), ("fedamp", 7.0)])
 def test_a_run_takes_few_times_the_weights_of_all_clients(tmp_path: Path, method: str, bound: float) -> None:
-    """What is kept: of FedAMP the server's rows, the two that clients remember (their model, and what their own
-    training changed, for trust in others), the download and the uploads; of FedAvg two of these, of Separate one. Two
-    clients train at a time, so what training takes is little."""
+    """What is kept: of FedAMP the server's rows, the three that clients remember (their model, and for trust in others
+    what their own training changed, and the cloud model as it was heeded), the download and the uploads; of FedAvg two
+    of these, of Separate one. Two clients train at a time, so what training takes is little."""
     assert apart(times_the_weights, method, tmp_path / "run") < bound
 
 

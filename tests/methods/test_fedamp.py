@@ -103,11 +103,11 @@ def by_hand(
     top: int = 0,
     form: str = "exact",
 ) -> dict[int, dict[str, Tensor]]:
-    """All rounds, one client at a time: what xi, u and w are in each."""
+    """All rounds and the closing exchange, one client at a time: what xi, u as it is heeded, and w are in each."""
     m, initial = len(assembly.problem), assembly.problem.initial
     W, V = [initial.clone() for _ in range(m)], [initial.clone() for _ in range(m)]
     history, alone, trust = {}, [[float(i == j) for j in range(m)] for i in range(m)], [1.0] * m
-    for k in range(1, assembly.config.rounds + 1):
+    for k in range(1, assembly.config.rounds + 2):
         xi = alone if k == 1 else mixing(method, W, sigma, tau, top, trust)
         told = [max(t, 1 / 256) for t in trust]
         if k > 1:
@@ -118,11 +118,13 @@ def by_hand(
             heeded = [W[i] + min(1.0, trust[i] / told[i]) * (U[i] - W[i]) for i in range(m)]
             if k > 1:  # and who trusts nobody to what it knows best
                 heeded = [heeded[i] if trust[i] else own[i] for i in range(m)]
-        at = [b * decay ** ((k - 1) // every) for b in beta]
-        begun = [W[i] if start == "local" else heeded[i] for i in range(m)]
-        W = [_near(assembly, i, begun[i], heeded[i], at[i], k, form) for i in range(m)]
-        V = [V[i] + W[i] - begun[i] for i in range(m)]
-        history[k] = {"xi": torch.tensor(xi, dtype=torch.float64), "cloud": torch.stack(U), "personal": torch.stack(W)}
+        if k <= assembly.config.rounds:
+            at = [b * decay ** ((k - 1) // every) for b in beta]
+            begun = [W[i] if start == "local" else heeded[i] for i in range(m)]
+            W = [_near(assembly, i, begun[i], heeded[i], at[i], k, form) for i in range(m)]
+            V = [V[i] + W[i] - begun[i] for i in range(m)]
+        each = {"cloud": torch.stack(heeded), "personal": torch.stack(W)}
+        history[k] = {"xi": torch.tensor(xi, dtype=torch.float64), **each}
     return history
 
 
@@ -302,7 +304,8 @@ def test_running_statistics_do_not_enter_attention(method: str) -> None:
 
 
 def test_running_statistics_are_mixed_like_the_rest_and_are_not_pulled(tmp_path: Path) -> None:
-    run = simulate(tmp_path, model=normed, method="fedamp", settings={"beta": 1e-3})
+    settings = {"beta": 1e-3, "weight_on_others": "attention"}
+    run = simulate(tmp_path, model=normed, method="fedamp", settings=settings)
     d = run.problem.layout.parameters
     for k in (2, 3):
         expected = run.servers[k - 1].xi @ run.servers[k - 1].W

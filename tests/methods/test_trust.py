@@ -84,6 +84,26 @@ def test_a_loner_trains_as_if_it_were_alone_and_does_not_drift_towards_strangers
     assert alone.any()
 
 
+def test_the_cloud_model_that_is_scored_is_the_one_that_is_heeded(tmp_path: Path) -> None:
+    """Who trained in a round began there; who did not, as all in the closing exchange, would: what strangers sent in
+    the last download is not handed to a client that would have stepped back from it."""
+    run = simulate(tmp_path, toy((9, 8, 7, 6)), method="fedamp", rounds=6, participation={"sample": 0.5})
+    stepped_back, idle = 0, 0
+    for k in range(2, 8):
+        clients, message = run.sent[k]
+        took_part = run.took_part(k)
+        memory = run.memories[min(k, 6)]
+        expected, _ = _trust.heeded(run.a.cohort.take(clients), message, memory)
+        for i in clients:
+            if i in took_part:
+                expected[i] = memory.heeded[i]
+            else:
+                idle += 1
+        assert torch.equal(run.rows(k, "cloud"), expected)
+        stepped_back += int((run.rows(k, "cloud") != message.u).any(1).sum())
+    assert idle >= 10 and stepped_back
+
+
 @pytest.mark.parametrize("weight", [0.5, "attention"])
 def test_where_the_weight_is_given_nobody_is_asked(tmp_path: Path, weight: object) -> None:
     run = simulate(tmp_path, method="fedamp", settings={"weight_on_others": weight})

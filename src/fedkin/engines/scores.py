@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor
 from ..base.weights import Layout
 from ..evidence.outputs import CHOSEN, GLOBAL, MOST_BYTES, Outputs, joined
 from ..evidence.own_metric import OwnMetric, asked
+from ..evidence.progress import CLEARLY
 from ..evidence.records import ModelScores, Validation
 from ..runs.folder import Writer
 from ..training.cohort import Samples
@@ -22,7 +23,9 @@ from . import explosion
 from .assembly import Assembly
 
 ENOUGH = 5
-"""Validation samples from which on they decide which model a client gets; of survival, those with the event."""
+"""Validation samples of a client from which on they have a say in which model it gets; of survival, with the event."""
+GUESS = 10
+"""Validation samples of a client that weigh as much as what all clients together have seen of a model."""
 
 
 @dataclass
@@ -101,16 +104,49 @@ class Scores:
         return float(mean) if mean.isfinite() else None
 
     def best_model(self, client: int, exploded: Sequence[str] = ()) -> str:
-        """The model that is best on the client's validation data, of those that did not explode there; a tie, or fewer
-        than five samples (of survival, with the event): the headline."""
+        """The model that is best on validation data, of those that did not explode at the client; of equals the
+        headline.
+
+        On the client's own, and on everybody's where these clearly tell: what all clients have seen of a model then
+        counts as much as so many samples of its own (`GUESS`). A few samples do not tell which of two models is better
+        for one client, but all of them together tell which one is better for most.
+        """
         sound = [name for name in self.validation if name not in exploded]
         headline = self.assembly.method.headline if self.assembly.method.headline in sound else sound[0]
-        if self.assembly.problem.task.telling(self.assembly.cohort.validation.targets(client)) < ENOUGH:
-            return headline
-        score = {n: float(self.validation[n][client]) * self.direction for n in sound}
-        known = {n: s for n, s in score.items() if not math.isnan(s)}
-        top = max(known, key=lambda n: known[n], default=headline)
-        return top if headline in known and known[top] > known[headline] else headline
+        ahead = {name: self._ahead(name, headline, client) for name in sound if name != headline}
+        top = max(ahead, key=lambda name: ahead[name], default=headline)
+        return top if ahead.get(top, 0.0) > 0 else headline
+
+    def _ahead(self, name: str, headline: str, client: int) -> float:
+        """By how much a model is expected to be better than the headline at a client."""
+        gain, n = (self.validation[name] - self.validation[headline]) * self.direction, float(self._telling[client])
+        beside = (self._newcomers == self._newcomers[client]) & (self._telling > 0) & ~gain.isnan()
+        everyone, own = _clear_mean(gain[beside], self._telling[beside]), float(gain[client])
+        if n < ENOUGH or math.isnan(own):
+            return everyone
+        return (n * own + GUESS * everyone) / (n + GUESS)
+
+    @cached_property
+    def _telling(self) -> Tensor:
+        """(m,) validation samples of each client that tell models apart."""
+        a = self.assembly
+        told = [a.problem.task.telling(a.cohort.validation.targets(i)) for i in range(len(a.problem))]
+        return torch.tensor(told, dtype=torch.float64)
+
+    @property
+    def _newcomers(self) -> Tensor:
+        """(m,) whether a client is one."""
+        return torch.arange(len(self.assembly.problem)) >= self.assembly.problem.known
+
+
+def _clear_mean(values: Tensor, weights: Tensor) -> float:
+    """The weighted mean of (n,) values where it is clearly not 0, by `CLEARLY` standard errors; else 0."""
+    if len(values) < 2:
+        return 0.0
+    share = weights / weights.sum()
+    mean = float((share * values).sum())
+    error = float((share * (values - mean)).square().sum().sqrt()) * math.sqrt(len(values) / (len(values) - 1))
+    return mean if abs(mean) > CLEARLY * error else 0.0
 
 
 @dataclass
@@ -126,14 +162,12 @@ class HandOut:
     handed: list[str] = field(default_factory=list)
     answers: dict[str, list[Tensor]] = field(default_factory=dict)
     """By model, a tensor (n_i, ...) a client."""
-    seconds: float = 0.0
-    """That this has taken, which are no part of a round."""
     withheld: list[int] = field(default_factory=list)
     """Clients all of whose models have exploded: they are handed none."""
 
     def add(self, clients: list[int], models: dict[str, Model]) -> None:
         """The models (rows of these clients), once they are scored."""
-        a, started = self.scores.assembly, time.perf_counter()
+        a = self.scores.assembly
         exploded = self._exploded(clients, models)
         lost = [c for c, own in zip(clients, exploded, strict=True) if len(own) == len(models)]
         handed = [
@@ -150,7 +184,6 @@ class HandOut:
         self.withheld += lost
         for name, parts in found.items():
             self.answers.setdefault(name, []).extend(parts)
-        self.seconds += time.perf_counter() - started
 
     def _exploded(self, clients: list[int], models: dict[str, Model]) -> list[list[str]]:
         """For each client the models whose loss on its training samples is beyond all bounds."""

@@ -102,10 +102,29 @@ def asked(mode: str, weight: object) -> bool:
 
 
 def enlisted(memory: Memory, mode: str, weight: object) -> Memory:
-    """What clients remember at the start, with v where they will be asked; it begins where they do."""
-    return memory.replace(alone=memory.personal.clone()) if asked(mode, weight) else memory
+    """What clients remember at the start, where they will be asked: v, which begins where they do, and in which round
+    they last heeded a cloud model, and which, as yet none."""
+    if not asked(mode, weight):
+        return memory
+    own = memory.personal
+    never = torch.full_like(own[:, 0], -1, dtype=torch.long)
+    return memory.replace(alone=own.clone(), heeded=own.clone(), heeded_in=never)
 
 
-def remembered(memory: Memory, start: Tensor, W: Tensor) -> Memory:
-    """Their models, and v: the sum of what their own training changed."""
-    return State(personal=W, **({"alone": memory.alone + (W - start)} if "alone" in memory else {}))
+def remembered(memory: Memory, u: Tensor, start: Tensor, W: Tensor, round: int) -> Memory:
+    """Their models; v, the sum of what their own training changed; and the cloud model u as they heeded it."""
+    if "alone" not in memory:
+        return State(personal=W)
+    now = torch.full_like(memory.heeded_in, round)
+    return State(personal=W, alone=memory.alone + (W - start), heeded=u, heeded_in=now)
+
+
+def cloud(cohort: Cohort, message: Message, memory: Memory, round: int) -> Tensor:
+    """(m, D) the cloud model as far as it is trusted: what a client that trained in this round began at, and what one
+    that did not, as in the closing exchange, would begin at. Where nobody asks, u is what it is."""
+    if "tau" not in message:
+        return message.u
+    trained = memory.heeded_in == round
+    if trained.all():
+        return memory.heeded
+    return torch.where(trained[:, None], memory.heeded, heeded(cohort, message, memory)[0])

@@ -71,10 +71,10 @@ class FedAMP(StartOfEach):
         (u, trust), beta = _trust.heeded(cohort, message, memory), self._beta(cohort, round).to(message.u)
         start = memory.personal if self.init_from == "local" and round >= 1 else u
         W = cohort.fit(start, round, extra=Proximal(u, beta, self.proximal == "exact") if round >= 1 else None)
-        return State(W=W, **trust), _trust.remembered(memory, start, W)
+        return State(W=W, **trust), _trust.remembered(memory, u, start, W, round)
 
     def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
-        return {"cloud": message.u, "personal": memory.personal}
+        return {"cloud": _trust.cloud(cohort, message, memory, round), "personal": memory.personal}
 
     def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
         server.W[clients], server.heard[clients] = upload.W, True
