@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers import BASE, toy
@@ -160,6 +161,29 @@ def test_scores_of_scaled_targets_are_in_the_targets_own_units(tmp_path: Path, m
         assert score == pytest.approx(float(expected), rel=1e-5)
         for name, value in error.items():
             assert run.metrics()[client]["global"][name].value == pytest.approx(float(value), rel=1e-5)
+
+
+def test_a_metric_of_ones_own_sees_a_tables_targets_as_they_are(tmp_path: Path) -> None:
+    """Amounts of which many are 0 or whole, scaled for our loss: a share within two days, and whether a 0 is a 0."""
+    source, seen = np.random.default_rng(0), []
+    rows = {f"x{i}": source.normal(size=160) for i in range(3)}
+    y = np.maximum(0, np.round(30 + 20 * rows["x0"] + 5 * source.normal(size=160)))
+    frame = pd.DataFrame({**rows, "y": y, "silo": np.repeat(["a", "b"], 80)})
+
+    def within_two(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        seen.append(set(targets.flatten().tolist()))
+        return ((outputs.flatten() - targets.flatten()).abs() <= 2).double().mean()
+
+    federation = fedkin.Federation.from_table(frame, "silo", "y", task="regression")
+    run = fedkin.run({"rounds": 5}, federation=federation, metric=within_two, out=tmp_path / "run")
+    assert all(values <= set(y.tolist()) for values in seen if values), "to the last digit"
+    for client, score in zip(run.summary.clients, run.rounds[-1].models["cloud"].clients, strict=True):
+        own = run.outputs(client)
+        assert own is not None and own.target_scale != 1
+        given, true = (
+            own.target_mean + own.target_scale * each.double() for each in (own.models["cloud"], own.targets)
+        )
+        assert score == pytest.approx(float(((given.flatten() - true).abs() <= 2).double().mean()))
 
 
 def test_a_metric_that_does_not_fit_is_refused_before_anything_is_written(tmp_path: Path) -> None:

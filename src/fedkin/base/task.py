@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 import operator
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -210,9 +211,24 @@ class Metric:
         name = f"{self.name} and {other.name}"
         return Metric(name, lambda o, y: torch.stack([self(o, y), other(o, y)], 1), self.higher_is_better, True)
 
-    def in_units(self, target_scale: float) -> Metric:
-        """The same of targets that were divided by `target_scale`, told in the target's own units."""
-        return replace(self, scale=target_scale**self.degree)
+    def in_units(self, target_scale: float, target_mean: float = 0.0) -> Metric:
+        """The same of targets that were scaled, told in the target's own units: an error of ours grows with them; a
+        user's own function is given outputs and targets as they were."""
+        if self.kind is not None or (target_mean, target_scale) == (0.0, 1.0):
+            return replace(self, scale=target_scale**self.degree)
+        function = self.function
+
+        def as_they_were(outputs: Tensor, targets: Tensor) -> Tensor:
+            given, true = (target_mean + target_scale * each.double() for each in (outputs, targets))
+            return function(given, _to_six_digits(true))
+
+        return replace(self, function=as_they_were)
+
+
+def _to_six_digits(values: Tensor) -> Tensor:
+    """Rounded there, which single precision holds, so that a 0 or a 3 that was scaled is a 0 or a 3 again."""
+    largest = float(values.nan_to_num().abs().max()) if values.numel() else 0.0
+    return values.round(decimals=6 - math.ceil(math.log10(largest))) if largest else values
 
 
 LOSSES = {

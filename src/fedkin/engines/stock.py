@@ -196,7 +196,8 @@ def _task(task: Task, config: Config, loss: Function | None, metric: Function | 
             task = replace(task, metric=replace(task.metric, higher_is_better=False))
     except ValueError as error:
         raise ConfigError(str(error)) from None
-    return replace(task, metric=task.metric.in_units(task.units[1]))
+    mean, scale = task.units
+    return replace(task, metric=task.metric.in_units(scale, mean))
 
 
 def _as_the_loss_wants(federation: Federation, config: Config, objects: Objects) -> Federation:
