@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ..base import files
 from ..base.task import Task
-from . import cells, events, subjects, targets
+from . import cells, events, sentinels, subjects, targets
 from .columns import (
     Rows,
     at_most,
@@ -285,24 +285,16 @@ class _Silos:
         told = at_most(list(look_alikes(Counter(self.rows.sizes)).values()))
         told += of_reading(self.table, columns)
         told += subjects.notes(self.table, self.settings, found, self.rows.codes, columns)
-        told += [*notes(columns, raw.numpy(), train), *unfitted.notes(self.table)]
+        codes = sentinels.of_table(columns, raw.numpy())
+        told += sentinels.notes(codes, columns, raw.numpy(), self.settings)
+        told += notes(columns, raw.numpy(), train, self.settings, {code.column for code in codes})
+        told += unfitted.notes(self.table)
         known = strata is not None and lived is None
         labels = (np.array(task.class_names)[strata] if task.class_names else strata) if known else None
         told += self.rows.notes(parts, test_fraction, validation, labels)
-        told += _alike(task.class_names)
+        told += targets.notes(self.table, self.settings, task) if lived is None else []
         task = replace(task, inputs=(len(unfitted.inputs),))
         return Federation(name, tuple(members), task, notes=tuple(told))
-
-
-def _alike(classes: Sequence[str]) -> list[str]:
-    """Classes that differ only in capitals or spaces."""
-    found: dict[str, list[str]] = {}
-    for name in classes:
-        found.setdefault(" ".join(name.split()).lower(), []).append(name)
-    twins = [repr(name) for names in found.values() if len(names) > 1 for name in names]
-    return (
-        [f"The classes {', '.join(twins)} differ only in capitals or spaces, and count as different."] if twins else []
-    )
 
 
 def _fits(

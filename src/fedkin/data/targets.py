@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..base.task import METRICS, Task
-from . import cells
+from . import cells, sentinels
 from .columns import FEW, Rows, marks, refuse_gaps
 from .preprocessing import Statistics, TableSettings
 from .table import Numbers, Table, TableError
@@ -100,3 +101,41 @@ def _target(table: Table, settings: TableSettings) -> Numbers | list[Any]:
             f"{found[there]!r} in {table.where(there)}. Give numbers only, or texts only."
         )
     return list(cells.categories(table, settings.target, marks(settings, settings.target)))
+
+
+# ---- what is told ----
+
+
+def notes(table: Table, settings: TableSettings, task: Task) -> list[str]:
+    """What may surprise: classes that may be amounts, classes that are nearly the same, gaps among amounts."""
+    assert settings.target is not None
+    target = _target(table, settings)
+    if task.kind == "regression":
+        return sentinels.of_the_target(settings.target, np.asarray(target, dtype=np.float64))
+    return _counted(target, settings) + _alike(task.class_names)
+
+
+def _counted(target: Numbers | list[Any], settings: TableSettings) -> list[str]:
+    """Numbers that nobody said are classes: days of a stay, number of children."""
+    if settings.task != "auto" or isinstance(target, list):
+        return []
+    different = np.unique(target)
+    if len(different) < 3:
+        return []
+    low, high = cells.category(different[0]), cells.category(different[-1])
+    return [
+        f"The target {settings.target!r} has {len(different)} different whole numbers, {low} to {high}, which are "
+        "taken as classes. If they are amounts: --task regression (table.task = 'regression'); if they are classes, "
+        "--task classification says so."
+    ]
+
+
+def _alike(classes: Sequence[str]) -> list[str]:
+    """Classes that differ only in capitals or spaces."""
+    found: dict[str, list[str]] = {}
+    for name in classes:
+        found.setdefault(" ".join(name.split()).lower(), []).append(name)
+    twins = [repr(name) for names in found.values() if len(names) > 1 for name in names]
+    return (
+        [f"The classes {', '.join(twins)} differ only in capitals or spaces, and count as different."] if twins else []
+    )
