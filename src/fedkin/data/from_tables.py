@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ..base import files
 from ..base.task import Task
-from . import cells, events, sentinels, subjects, targets
+from . import cells, events, record_numbers, sentinels, subjects, targets
 from .columns import (
     Rows,
     at_most,
@@ -285,6 +285,8 @@ class _Silos:
         told = at_most(list(look_alikes(Counter(self.rows.sizes)).values()))
         told += of_reading(self.table, columns)
         told += subjects.notes(self.table, self.settings, found, self.rows.codes, columns)
+        numbering = record_numbers.of_table(columns, raw.numpy(), self.rows.codes)
+        told += record_numbers.notes(numbering)
         codes = sentinels.of_table(columns, raw.numpy())
         told += sentinels.notes(codes, columns, raw.numpy(), self.settings)
         told += notes(columns, raw.numpy(), train, self.settings, {code.column for code in codes})
