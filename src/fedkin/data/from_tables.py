@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from ..base import files
 from ..base.task import Task
-from . import cells, events, record_numbers, sentinels, subjects, targets
+from . import cells, duplicates, events, record_numbers, sentinels, subjects, targets
 from .columns import (
     Rows,
     at_most,
@@ -42,6 +43,7 @@ from .folders import arrays, entries
 from .parts import NAMES
 from .preprocessing import Column, Number, Statistics, TablePreprocessing, TableSettings, fitted
 from .ranges import with_ranges
+from .subjects import Subjects
 from .table import SUFFIXES, Numbers, Table, TableError, joined, read
 
 # Of a table nothing is known but that it is small: a rate at which training comes to its end, a little weight decay
@@ -282,14 +284,10 @@ class _Silos:
             )
             for c, p in parts.items()
         ]
-        told = at_most(list(look_alikes(Counter(self.rows.sizes)).values()))
-        told += of_reading(self.table, columns)
-        told += subjects.notes(self.table, self.settings, found, self.rows.codes, columns)
         numbering = record_numbers.of_table(columns, raw.numpy(), self.rows.codes)
-        told += record_numbers.notes(numbering)
-        codes = sentinels.of_table(columns, raw.numpy())
-        told += sentinels.notes(codes, columns, raw.numpy(), self.settings)
-        told += notes(columns, raw.numpy(), train, self.settings, {code.column for code in codes})
+        told = self._notes(columns, raw.numpy(), train, found, numbering)
+        inputs = [raw[:, i] for i, column in enumerate(columns) if column.name not in numbering]
+        told += self._copies([*inputs, *y.reshape(len(y), -1).T, *([] if weight is None else [weight])], found)
         told += unfitted.notes(self.table)
         known = strata is not None and lived is None
         labels = (np.array(task.class_names)[strata] if task.class_names else strata) if known else None
@@ -297,6 +295,28 @@ class _Silos:
         told += targets.notes(self.table, self.settings, task) if lived is None else []
         task = replace(task, inputs=(len(unfitted.inputs),))
         return Federation(name, tuple(members), task, notes=tuple(told))
+
+    def _notes(
+        self,
+        columns: Sequence[Column],
+        raw: Numbers,
+        train: Mapping[str, Rows],
+        found: Subjects | None,
+        numbering: Sequence[str],
+    ) -> list[str]:
+        """What may surprise in silos and columns. raw: (n, columns); train: each silo's rows."""
+        told = at_most(list(look_alikes(Counter(self.rows.sizes)).values()))
+        told += of_reading(self.table, columns)
+        told += subjects.notes(self.table, self.settings, found, self.rows.codes, columns)
+        told += record_numbers.notes(numbering)
+        codes = sentinels.of_table(columns, raw)
+        told += sentinels.notes(codes, columns, raw, self.settings)
+        return told + notes(columns, raw, train, self.settings, {code.column for code in codes})
+
+    def _copies(self, read: Sequence[Tensor], found: Subjects | None) -> list[str]:
+        """Rows that are there twice, as far as they are read; a number of its own makes no row another."""
+        keys, whose = [each.double().numpy() for each in read], None if found is None else found.codes
+        return duplicates.notes(self.table, keys, self.rows.codes, list(self.rows.own), whose)
 
 
 def _fits(

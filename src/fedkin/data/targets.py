@@ -109,24 +109,19 @@ def _target(table: Table, settings: TableSettings) -> Numbers | list[Any]:
 def notes(table: Table, settings: TableSettings, task: Task) -> list[str]:
     """What may surprise: classes that may be amounts, classes that are nearly the same, gaps among amounts."""
     assert settings.target is not None
-    target = _target(table, settings)
     if task.kind == "regression":
-        return sentinels.of_the_target(settings.target, np.asarray(target, dtype=np.float64))
-    return _counted(target, settings) + _alike(task.class_names)
+        return sentinels.of_the_target(settings.target, np.asarray(_target(table, settings), dtype=np.float64))
+    return _counted(task.class_names, settings) + _alike(task.class_names)
 
 
-def _counted(target: Numbers | list[Any], settings: TableSettings) -> list[str]:
+def _counted(classes: Sequence[str], settings: TableSettings) -> list[str]:
     """Numbers that nobody said are classes: days of a stay, number of children."""
-    if settings.task != "auto" or isinstance(target, list):
+    if settings.task != "auto" or len(classes) < 3 or not all(cells.number(name) is not None for name in classes):
         return []
-    different = np.unique(target)
-    if len(different) < 3:
-        return []
-    low, high = cells.category(different[0]), cells.category(different[-1])
     return [
-        f"The target {settings.target!r} has {len(different)} different whole numbers, {low} to {high}, which are "
-        "taken as classes. If they are amounts: --task regression (table.task = 'regression'); if they are classes, "
-        "--task classification says so."
+        f"The target {settings.target!r} has {len(classes)} different whole numbers, {classes[0]} to {classes[-1]}, "
+        "which are taken as classes. If they are amounts: --task regression (table.task = 'regression'); if they are "
+        "classes, --task classification says so."
     ]
 
 
