@@ -123,6 +123,47 @@ def test_what_compares_them_one_by_one_is_refused_then(given: dict[str, Any], na
         prepare(federation=wide(), method="separate", **given)
 
 
+# Rare classes
+
+
+def rare(share: float, classes: int = 2) -> Federation:
+    """Two silos of 200 rows, of which this share is not of class 0."""
+    silos = {}
+    for i, name in enumerate("ab"):
+        rng = np.random.default_rng(i)
+        y = np.zeros(200, dtype=int)
+        y[: round(200 * share)] = 1 + np.arange(round(200 * share)) % (classes - 1)
+        silos[name] = (rng.normal(size=(200, 3)), y)
+    return Federation.from_arrays(silos)
+
+
+def of_accuracy(ready: Any) -> list[str]:
+    return [told for told in ready.warnings if "accuracy" in told]
+
+
+def test_an_accuracy_that_the_most_frequent_class_has_is_told() -> None:
+    """With 3 % positives all methods had 97 %, and seemed good."""
+    assert of_accuracy(prepare(federation=rare(0.03), method="separate")) == [
+        "Of all rows 97 % are of the class '0': a model that always says so has this accuracy, and has learned "
+        "nothing. --metric auc (learning.metric = 'auc') tells whether the other is seen."
+    ]
+    (several,) = of_accuracy(prepare(federation=rare(0.1, classes=4), method="separate"))
+    assert several.startswith("Of all rows 90 % are of the class '0'")
+    assert several.endswith("--metric balanced_accuracy (learning.metric = 'balanced_accuracy') counts all alike.")
+
+
+@pytest.mark.parametrize("metric", ["auc", "balanced_accuracy", "log_loss"])
+def test_nothing_is_told_of_another_metric_or_of_classes_that_are_not_rare(metric: str) -> None:
+    assert of_accuracy(prepare(federation=rare(0.03), method="separate", learning={"metric": metric})) == []
+    assert of_accuracy(prepare(federation=rare(0.15), method="separate")) == []
+
+
+def test_it_stands_in_the_summary_and_on_the_page(tmp_path: Path) -> None:
+    results = fedkin.compare(methods=["separate", "fedavg"], federation=rare(0.03), rounds=1, out=tmp_path / "runs")
+    assert all("Of all rows 97 %" in " ".join(run.summary.notes) for run in results.runs)
+    assert results.report().read_text().count("Of all rows 97 %") == 1
+
+
 # Survival
 
 

@@ -225,7 +225,32 @@ def _as_the_loss_wants(federation: Federation, config: Config, objects: Objects)
         )
     task = _task(federation.task, config, objects.loss, objects.metric)
     _refuse_what_does_not_fit(task, federation)
-    return replace(federation, task=task)
+    federation = replace(federation, task=task)
+    return replace(federation, notes=(*federation.notes, *_said_by_all(federation)))
+
+
+NEARLY_ALL = 0.9
+"""Of all rows, the share of one class from which on accuracy says little."""
+
+
+def _said_by_all(federation: Federation) -> list[str]:
+    """Where one class is so frequent that a model which always says it seems right."""
+    task = federation.task
+    if task.kind != "classification" or task.metric.name != "accuracy":
+        return []
+    pairs = [pair for client in federation.clients for pair in (client.train, client.validation, client.test) if pair]
+    counts = torch.bincount(torch.cat([y for _, y in pairs]), minlength=task.outputs)
+    most, rows = int(counts.argmax()), int(counts.sum())
+    share = int(counts[most]) / rows
+    if share < NEARLY_ALL or int((counts > 0).sum()) < 2:
+        return []
+    name, two = task.class_names[most] if task.class_names else str(most), task.outputs == 2
+    metric, tells = ("auc", "tells whether the other is seen") if two else ("balanced_accuracy", "counts all alike")
+    told = min(99.9, round(100 * share, 0 if share < 0.985 else 1))
+    return [
+        f"Of all rows {told:g} % are of the class {name!r}: a model that always says so has this accuracy, and has "
+        f"learned nothing. --metric {metric} (learning.metric = {metric!r}) {tells}."
+    ]
 
 
 def _to_twelve_digits(values: Tensor) -> Tensor:
