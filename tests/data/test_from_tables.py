@@ -856,8 +856,11 @@ def test_a_path_in_a_configuration_becomes_absolute_and_its_defaults_are_a_table
 
 
 def test_a_configuration_gives_the_federation_of_the_table(csv):
-    ready = start.prepare(SETTINGS, method="separate", rounds=1, seed=3, data={"validation": 0.2, "test_fraction": 0.5})
-    same(ready.federation, federation(seed=3, validation=0.2, test_fraction=0.5, name="patients"))
+    parts = {"validation": 0.2, "test_fraction": 0.5}
+    ready = start.prepare(SETTINGS, method="fedavg", rounds=1, seed=3, data=parts)
+    same(ready.federation, federation(seed=3, name="patients", **parts))
+    alone = start.prepare(SETTINGS, method="separate", rounds=1, seed=3, data=parts)
+    same(alone.federation, federation(seed=3, name="patients", statistics="own", **parts))
 
 
 def test_settings_laid_over_a_name_keep_the_name(csv):

@@ -58,6 +58,14 @@ def is_table(name: str) -> bool:
     return is_path(name) or hasattr(_module(name), "table")
 
 
+def may_be_prepared(name: str) -> bool:
+    """Whether inputs may be prepared by means and deviations: those of a table, and of whatever a function makes.
+    Arrays are taken as they are."""
+    if is_path(name):
+        return from_tables.has_tables(Path(name).expanduser())
+    return own.may_be_a_table(name) if ":" in name else is_table(name)
+
+
 def settings_of(name: str) -> type[BaseModel] | None:
     """What settings of its own a data set has, or None where it has none and takes any (a user's own)."""
     if name not in names():

@@ -115,7 +115,7 @@ def _expected(keys: Keys, owners: Rows, across: bool) -> tuple[float, float]:
         lot = np.sort(np.random.default_rng(0).permutation(len(owners))[:ENOUGH])
         keys, owners = [key[lot] for key in keys], owners[lot]
     own = [_hashed([key], salt=c) for c, key in enumerate(keys)]
-    key, silo = np.sum(own, axis=0, dtype=np.uint64), _hashed([owners.astype(np.float64)], salt=-1)
+    key, silo = _hashed(keys), _hashed([owners.astype(np.float64)], salt=-1)
     _, first, counts = np.unique(key + silo, return_index=True, return_counts=True)
     own, key, silo = [each[first] for each in own], key[first], silo[first]
 

@@ -38,7 +38,7 @@ from .columns import (
     understand,
 )
 from .dealt import Dealt
-from .federation import Client, Federation, Pair
+from .federation import AsRead, Client, Federation
 from .folders import arrays, entries
 from .parts import NAMES
 from .preprocessing import Column, Number, Statistics, TablePreprocessing, TableSettings, fitted
@@ -59,6 +59,11 @@ DEFAULTS: dict[str, Any] = {
 def is_table(name: str) -> bool:
     """Whether a name that is no data set's is the path of a table or a folder."""
     return name.lower().endswith(SUFFIXES) or "/" in name or Path(name).exists()
+
+
+def has_tables(path: Path) -> bool:
+    """Whether a path is that of a table, or of a folder with some; not of a folder of arrays."""
+    return not path.is_dir() or any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))
 
 
 def located(name: str) -> str:
@@ -266,35 +271,36 @@ class _Silos:
         columns = understand(self.table, self.settings, everyone)
         unfitted = TablePreprocessing(tuple(columns))
         raw = unfitted.read(self.table)
-        fits = _fits(columns, raw.numpy(), self.settings, train)
-
-        def pair(client: str, rows: Rows) -> Pair:
-            at = torch.from_numpy(rows)
-            return fits[client].module()(raw[at]), y[at]
-
-        members = [
-            Client(
-                c,
-                pair(c, p.train),
-                pair(c, p.test),
-                pair(c, p.validation),
-                preprocessing=with_ranges(fits[c], raw.numpy()[p.train]),
-                test_rows=torch.from_numpy(np.searchsorted(self.rows.own[c], p.test)),
-                weight=None if weight is None else weight[torch.from_numpy(p.train)],
+        fits, alone = _fits(columns, raw.numpy(), self.settings, train)
+        members = []
+        for client, part in parts.items():
+            rows = [torch.from_numpy(own) for own in (part.train, part.test, part.validation)]
+            read, ranging = tuple(raw[at] for at in rows), raw.numpy()[part.train]
+            pairs = [(fits[client].module()(x), y[at]) for x, at in zip(read, rows, strict=True)]
+            inputs = tuple(x for x, _ in pairs)
+            members.append(
+                Client(
+                    client,
+                    pairs[0],
+                    pairs[1],
+                    pairs[2],
+                    preprocessing=with_ranges(fits[client], ranging),
+                    test_rows=torch.from_numpy(np.searchsorted(self.rows.own[client], part.test)),
+                    weight=None if weight is None else weight[rows[0]],
+                    as_read=AsRead(read, inputs, with_ranges(alone[client], ranging)) if alone else None,
+                )
             )
-            for c, p in parts.items()
-        ]
         numbering = record_numbers.of_table(columns, raw.numpy(), self.rows.codes)
         told = self._notes(columns, raw.numpy(), train, found, numbering)
-        inputs = [raw[:, i] for i, column in enumerate(columns) if column.name not in numbering]
-        told += self._copies([*inputs, *y.reshape(len(y), -1).T, *([] if weight is None else [weight])], found)
+        measured = [raw[:, i] for i, column in enumerate(columns) if column.name not in numbering]
+        told += self._copies([*measured, *y.reshape(len(y), -1).T, *([] if weight is None else [weight])], found)
         told += unfitted.notes(self.table)
         known = strata is not None and lived is None
         labels = (np.array(task.class_names)[strata] if task.class_names else strata) if known else None
         told += self.rows.notes(parts, test_fraction, validation, labels)
         told += targets.notes(self.table, self.settings, task) if lived is None else []
         task = replace(task, inputs=(len(unfitted.inputs),))
-        return Federation(name, tuple(members), task, notes=tuple(told))
+        return Federation(name, tuple(members), task, notes=tuple(told), statistics=self.settings.statistics)
 
     def _notes(
         self,
@@ -319,13 +325,18 @@ class _Silos:
         return duplicates.notes(self.table, keys, self.rows.codes, list(self.rows.own), whose)
 
 
+Fits = dict[str, TablePreprocessing]
+
+
 def _fits(
     columns: Sequence[Column], raw: Numbers, settings: TableSettings, train: Mapping[str, Rows]
-) -> dict[str, TablePreprocessing]:
-    """Each client's preprocessing, from its own statistics or from those of all."""
-    if settings.statistics == "shared" and settings.fill == "median":
+) -> tuple[Fits, Fits | None]:
+    """Each client's preprocessing, from its own statistics or from those of all; and, where that is open, the one that
+    it has by itself."""
+    if settings.statistics != "own" and settings.fill == "median":
         raise TableError(
-            "table.fill = 'median' needs table.statistics = 'own': the medians of single silos do not give that of all."
+            "table.fill = 'median' needs table.statistics = 'own' (--statistics own): the medians of single silos do "
+            "not give that of all."
         )
     numbers = raw[:, [isinstance(column, Number) for column in columns]]
     own = {client: Statistics.of(numbers[rows]) for client, rows in train.items()}
@@ -333,12 +344,14 @@ def _fits(
     if not np.isfinite(shared.m2).all():
         at = [c.name for c in columns if isinstance(c, Number)][int((~np.isfinite(shared.m2)).argmax())]
         raise TableError(f"Column {at!r} has numbers that are too large to square; give it in another unit.")
+    together = dict.fromkeys(train, fitted(columns, shared, settings))
     if settings.statistics == "shared":
-        return dict.fromkeys(train, fitted(columns, shared, settings))
-    return {
+        return together, None
+    alone = {
         client: fitted(columns, own[client], settings, _medians(numbers[rows]) if settings.fill == "median" else None)
         for client, rows in train.items()
     }
+    return (together, alone) if settings.statistics == "auto" else (alone, None)
 
 
 def _medians(numbers: Numbers) -> list[float]:
