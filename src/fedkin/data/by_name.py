@@ -179,7 +179,7 @@ def load(
         return _telling(from_tables.from_table(_module(name).table(verify), chosen, name=name, **parts), told)
     if hasattr(_module(name), "federate"):
         found = _federated(name, split, dict(settings or {}), seed=seed, clients=clients, verify=verify)
-        return _telling(found, told)
+        return _telling(replace(found, split_seed=seed if split == "random" else None), told)
     if split not in POOLED:
         raise UnknownData(f"The split {split!r} is for series in time, and {short(name)} is none.")
     asked = {**(settings or {}), "seed": seed, "clients": clients, "test_fraction": test_fraction, "verify": verify}
@@ -252,7 +252,7 @@ def load(
     # Relabelled, a number means another class in every group.
     named_classes = data.class_names if words is None else ()
     task = Task.classification(tuple(members[0].train[0].shape[1:]), data.classes, named_classes)
-    return Federation(name, tuple(members), task, split=split, notes=(*data.notes, *told))
+    return Federation(name, tuple(members), task, split=split, notes=(*data.notes, *told), split_seed=seed)
 
 
 def _without_effect(split: str, given: Mapping[str, float]) -> list[str]:

@@ -109,6 +109,8 @@ class Federation:
     statistics: Literal["auto", "shared", "own"] | None = None
     """Of a table, by which means and deviations it is prepared, as `table.statistics` says; auto: it is yet open, and
     `clients` are prepared by those of all silos. None: it is no table."""
+    split_seed: int | None = None
+    """The seed by which it was drawn what clients are tested on; None where that was given."""
 
     @property
     def suited(self) -> dict[str, Any]:

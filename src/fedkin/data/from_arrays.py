@@ -40,7 +40,9 @@ def from_arrays(
     if not built:
         raise FederationError("A federation needs at least one client; none was given.")
     learned = task if isinstance(task, Task) else _guessed(built, kind)
-    return Federation(name, tuple(built), learned, notes=_counted(learned) if task is None else ())
+    drawn = any("x_test" not in _named(client, given) for client, given in clients.items())
+    notes = _counted(learned) if task is None else ()
+    return Federation(name, tuple(built), learned, notes=notes, split_seed=seed if drawn else None)
 
 
 def _client(

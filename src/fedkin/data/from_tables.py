@@ -300,7 +300,14 @@ class _Silos:
         told += self.rows.notes(parts, test_fraction, validation, labels)
         told += targets.notes(self.table, self.settings, task) if lived is None else []
         task = replace(task, inputs=(len(unfitted.inputs),))
-        return Federation(name, tuple(members), task, notes=tuple(told), statistics=self.settings.statistics)
+        return Federation(
+            name,
+            tuple(members),
+            task,
+            notes=tuple(told),
+            statistics=self.settings.statistics,
+            split_seed=None if (self.rows.given == "test").any() else seed,
+        )
 
     def _notes(
         self,

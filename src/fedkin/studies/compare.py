@@ -20,7 +20,7 @@ from ..methods import Named
 from ..runs.config import merge
 from . import rates, references
 from .carry_out import carry_out, refuse_jobs
-from .plan import Cell, Listeners, compared, named
+from .plan import Cell, Listeners, compared, named, of_one_split
 from .rates import Tuned, Wanted
 from .run import Run
 from .study_file import keep
@@ -115,6 +115,7 @@ def compare(
     folder, given = Path(out), {"model": model, "loss": loss, "metric": metric}
     raw, objects = understood(config, settings, federation=federation, **given)
     names, raw = named(methods, raw)
+    objects = of_one_split(objects, seeds)
     refuse_jobs(jobs)
     supply = Supply(objects)
     grid = rates.grid_of(tune)
