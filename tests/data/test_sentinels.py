@@ -98,6 +98,7 @@ CODED: dict[str, tuple[np.ndarray, list[float]]] = {
     "-1 among visits, most of them none": (with_code(COUNTS, -1), [-1]),
     "-1 for never, mostly": (with_code(np.random.default_rng(5).integers(1, 500, 300), -1, 0.8), [-1]),
     "-1 among grades": (with_code(np.random.default_rng(5).integers(0, 11, 300), -1), [-1]),
+    "-1 among amounts with a tail": (with_code(np.exp(np.random.default_rng(5).normal(1, 1, 300)).round(1), -1), [-1]),
     "-9 among flags": (with_code(np.random.default_rng(5).integers(0, 2, 300), -9), [-9]),
     "9 among answers": (with_code(np.random.default_rng(5).integers(1, 3, 300), 9), [9]),
     "-1 among answers from 1 to 4": (with_code(np.random.default_rng(5).integers(1, 5, 300), -1), [-1]),

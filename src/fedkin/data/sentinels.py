@@ -151,7 +151,9 @@ def _in_place_of_a_count(count: int, rest: Numbers) -> bool:
     whole = bool((different == np.floor(different)).all())
     if len(different) < 10:  # answers that are numbered from 1 on have no 0 that would lie between
         return whole and bool(different[0] == 1)
-    far = different[0] + 1 >= max(5 * _step(different), 0.1 * (different[-1] - different[0]))
+    # Fractions that go below 0 hardly skip all up to -1 itself.
+    width = 0.1 * (different[-1] - different[0]) if whole else 0.0
+    far = different[0] + 1 >= max(5 * _step(different), width)
     frequent = count > 3 * counts[:5].max()
     begins = bool(different[0] == 0 and counts[0] == counts.max() and different[-1] >= 20)
     # A tail that has so many of -1 would have some of -2.
