@@ -37,18 +37,17 @@ def compared(table: Path, columns: dict[str, object], out: Path) -> tuple[dict[s
     results = fedkin.compare(settings, methods=["separate", "fedavg"], seeds=SEEDS, out=out)
     ours = {row.method: row.score for row in results.rows() if row.headline}
     theirs: dict[str, list[float]] = {"separate": [], "fedavg": []}
-    for run in results.runs[:SEEDS]:
-        clients = start.prepare(run.config).federation.clients
+    for run in results.runs:
+        clients, name = start.prepare(run.config).federation.clients, run.summary.method
         rows = [[part.numpy() for part in (*client.train, *client.test)] for client in clients]
         everyone = LogisticRegression(max_iter=5000).fit(*(np.concatenate([r[i] for r in rows]) for i in (0, 1)))
-        for name in theirs:
-            scores = [
-                roc_auc_score(y_test, model.decision_function(x_test))
-                for x, y, x_test, y_test in rows
-                if len(set(y_test)) > 1 and len(set(y)) > 1
-                for model in [LogisticRegression(max_iter=5000).fit(x, y) if name == "separate" else everyone]
-            ]
-            theirs[name].append(float(np.mean(scores)))
+        scores = [
+            roc_auc_score(y_test, model.decision_function(x_test))
+            for x, y, x_test, y_test in rows
+            if len(set(y_test)) > 1 and len(set(y)) > 1
+            for model in [LogisticRegression(max_iter=5000).fit(x, y) if name == "separate" else everyone]
+        ]
+        theirs[name].append(float(np.mean(scores)))
     return ours, {name: float(np.mean(scores)) for name, scores in theirs.items()}
 
 

@@ -237,11 +237,11 @@ def test_tables_are_split_with_their_share_of_every_class():
 
 def test_shares_of_parts_that_are_given_are_not_ignored_without_a_word():
     given = federation(rows(400), fold="fold", test_fraction=0.5, validation=0.2).notes
-    assert given == (
+    assert [note for note in given if "effect" in note] == [
         "data.test_fraction = 0.5 has no effect: the rows to test on are given.",
         "data.validation = 0.2 has no effect: the validation rows are given.",
-    )
-    assert federation(rows(400), fold="fold").notes == ()
+    ]
+    assert not [note for note in federation(rows(400), fold="fold").notes if "effect" in note]
 
 
 def test_columns_that_are_named_of_arrays_are_refused(tmp_path: Path):

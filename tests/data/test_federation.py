@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -13,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedkin.base.task import LOSSES, Task
+from fedkin.data.corrupt import corrupt
 from fedkin.data.federation import Client, Federation, FederationError
 
 TASK = Task.classification((1,), 3)
@@ -162,3 +165,55 @@ def test_what_is_printed_of_a_federation_shows_no_data():
 def test_numbers_that_cannot_tell_test_samples_apart_are_refused(rows):
     with pytest.raises(FederationError, match="'a': test_rows should be 4 different whole numbers"):
         Federation("numbers", (client("a", 3, test_rows=torch.tensor(rows)),), TASK)
+
+
+# ---- by the statistics of all, or each silo by its own ----
+
+
+def table(other_unit: float = 1.0) -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"silo": ["a", "b", "c"] * 40, "x": rng.normal(5, 2, 120), "y": ["no", "yes"] * 60})
+    frame.loc[::7, "x"] = np.nan
+    frame.loc[frame["silo"] == "c", "x"] *= other_unit
+    return frame
+
+
+@pytest.mark.parametrize("statistics", ["shared", "own"])
+def test_what_is_open_comes_to_what_could_have_been_said(statistics: str):
+    """Bit for bit, whichever is asked for; and asked again it stays."""
+    open_, said = (Federation.from_table(table(9), "silo", "y", **more) for more in ({}, {"statistics": statistics}))
+    found = open_.prepared(statistics)
+    assert (open_.statistics, found.statistics, said.statistics) == ("auto", statistics, statistics)
+    for one, other in zip(found.clients, said.clients, strict=True):
+        assert one.preprocessing == other.preprocessing and one.as_read is other.as_read is None
+        for a, b in zip(
+            (*one.train, *one.test, *one.validation), (*other.train, *other.test, *other.validation), strict=True
+        ):
+            assert torch.equal(a, b)
+    for again in ("shared", "own"):
+        assert found.prepared(again) is found and said.prepared(again) is said
+
+
+def test_what_is_open_stays_so_through_graphs_and_other_processes():
+    found = Federation.from_table(table(9), "silo", "y")
+    expected = found.prepared("own").clients[0].train[0]
+    graph = found.with_graph([("a", "b", 1.0)])
+    sent = pickle.loads(pickle.dumps({"federation": found}))["federation"]
+    for each in (graph, sent, corrupt(found, labels=0.5, clients=1.0)):
+        assert torch.equal(each.prepared("own").clients[0].train[0], expected)
+    assert graph.prepared("own").graph is not None
+
+
+def test_inputs_that_somebody_changed_stay_what_they_are():
+    found = Federation.from_table(table(9), "silo", "y")
+    first, *others = found.clients
+    changed = replace(first, train=(first.train[0] + 1, first.train[1]))
+    own = replace(found, clients=(changed, *others)).prepared("own")
+    assert torch.equal(own.clients[0].train[0], changed.train[0])
+    assert own.clients[0].preprocessing == first.preprocessing
+    assert not torch.equal(own.clients[1].train[0], others[0].train[0])
+
+
+def test_arrays_have_nothing_that_is_open():
+    found = Federation.from_arrays({"a": (np.zeros((8, 1)), [0, 1] * 4)})
+    assert found.statistics is None and found.prepared("own") is found

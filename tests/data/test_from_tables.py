@@ -756,6 +756,8 @@ def test_a_column_that_is_0_in_one_silo_alone_may_be_missing_there():
         "If 0 means missing there, declare it: --missing-in '{chol = [0]}' (table.missing_in = {chol = [0]})."
     )
     assert told(frame, missing_in={"chol": [0]}) == "Column 'chol' is empty in all training rows of west."
+    beside = told(frame, missing_in={"age": [-1, "?"]})
+    assert "--missing-in '{age = [-1, \"?\"], chol = [0]}'" in beside, "what was declared before would be gone"
 
 
 def test_a_column_with_another_value_in_all_rows_of_silos_is_told_without_advice():
@@ -768,7 +770,7 @@ def test_a_column_with_another_value_in_all_rows_of_silos_is_told_without_advice
 def clinics(**sizes: int) -> pd.DataFrame:
     """A table of clients with these numbers of rows, in which nothing else is worth a note."""
     who = [name for name, rows in sizes.items() for _ in range(rows)]
-    return pd.DataFrame({"who": who, "row": np.arange(len(who)), "y": np.arange(len(who)) % 2})
+    return pd.DataFrame({"who": who, "x": np.arange(len(who)) + 0.5, "y": np.arange(len(who)) % 2})
 
 
 def test_a_small_client_with_a_name_like_anothers_is_told():
@@ -854,8 +856,11 @@ def test_a_path_in_a_configuration_becomes_absolute_and_its_defaults_are_a_table
 
 
 def test_a_configuration_gives_the_federation_of_the_table(csv):
-    ready = start.prepare(SETTINGS, method="separate", rounds=1, seed=3, data={"validation": 0.2, "test_fraction": 0.5})
-    same(ready.federation, federation(seed=3, validation=0.2, test_fraction=0.5, name="patients"))
+    parts = {"validation": 0.2, "test_fraction": 0.5}
+    ready = start.prepare(SETTINGS, method="fedavg", rounds=1, seed=3, data=parts)
+    same(ready.federation, federation(seed=3, name="patients", **parts))
+    alone = start.prepare(SETTINGS, method="separate", rounds=1, seed=3, data=parts)
+    same(alone.federation, federation(seed=3, name="patients", statistics="own", **parts))
 
 
 def test_settings_laid_over_a_name_keep_the_name(csv):

@@ -1,4 +1,5 @@
-"""What runs train on: targets as their loss wants them, and survival, with whole silos as batches."""
+"""What runs train on: targets as their loss wants them, survival with whole silos as batches, and tables that are
+prepared by what silos share, or by a silo that is alone."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers import DEVICE
@@ -16,7 +18,10 @@ import fedkin
 from fedkin.base.settings import ConfigError
 from fedkin.base.task import Task
 from fedkin.data.federation import Federation, FederationError
+from fedkin.data.ranges import without_ranges
+from fedkin.data.table import TableError
 from fedkin.engines import stock
+from fedkin.engines.simulation import Interrupted
 from fedkin.engines.start import prepare
 from fedkin.runs.config import resolve
 from fedkin.training.choose import choose
@@ -123,6 +128,47 @@ def test_what_compares_them_one_by_one_is_refused_then(given: dict[str, Any], na
         prepare(federation=wide(), method="separate", **given)
 
 
+# Rare classes
+
+
+def rare(share: float, classes: int = 2) -> Federation:
+    """Two silos of 200 rows, of which this share is not of class 0."""
+    silos = {}
+    for i, name in enumerate("ab"):
+        rng = np.random.default_rng(i)
+        y = np.zeros(200, dtype=int)
+        y[: round(200 * share)] = 1 + np.arange(round(200 * share)) % (classes - 1)
+        silos[name] = (rng.normal(size=(200, 3)), y)
+    return Federation.from_arrays(silos)
+
+
+def of_accuracy(ready: Any) -> list[str]:
+    return [told for told in ready.warnings if "accuracy" in told]
+
+
+def test_an_accuracy_that_the_most_frequent_class_has_is_told() -> None:
+    """With 3 % positives all methods had 97 %, and seemed good."""
+    assert of_accuracy(prepare(federation=rare(0.03), method="separate")) == [
+        "Of all rows 97 % are of the class '0': a model that always says so has this accuracy, and has learned "
+        "nothing. --metric auc (learning.metric = 'auc') tells whether the other is seen."
+    ]
+    (several,) = of_accuracy(prepare(federation=rare(0.1, classes=4), method="separate"))
+    assert several.startswith("Of all rows 90 % are of the class '0'")
+    assert several.endswith("--metric balanced_accuracy (learning.metric = 'balanced_accuracy') counts all alike.")
+
+
+@pytest.mark.parametrize("metric", ["auc", "balanced_accuracy", "log_loss"])
+def test_nothing_is_told_of_another_metric_or_of_classes_that_are_not_rare(metric: str) -> None:
+    assert of_accuracy(prepare(federation=rare(0.03), method="separate", learning={"metric": metric})) == []
+    assert of_accuracy(prepare(federation=rare(0.15), method="separate")) == []
+
+
+def test_it_stands_in_the_summary_and_on_the_page(tmp_path: Path) -> None:
+    results = fedkin.compare(methods=["separate", "fedavg"], federation=rare(0.03), rounds=1, out=tmp_path / "runs")
+    assert all("Of all rows 97 %" in " ".join(run.summary.notes) for run in results.runs)
+    assert results.report().read_text().count("Of all rows 97 %") == 1
+
+
 # Survival
 
 
@@ -211,3 +257,151 @@ def test_cox_is_for_survival_alone() -> None:
 def test_without_events_to_test_on_nobody_has_a_c_index() -> None:
     with pytest.raises(FederationError, match="nobody would have a C-index"):
         prepare(federation=lives(events=0.0), method="fedavg")
+
+
+# Alone is alone
+
+
+def silos(others: float = 1.0, rows: int = 60, law: float = 1.0) -> pd.DataFrame:
+    """Three silos of one law; the numbers of b and c are this many times as large."""
+    rng, parts = np.random.default_rng(7), []
+    for name in "abc":
+        x = rng.normal(6, 1, rows)
+        answers = np.where(law * (x - 6) + 0.5 * rng.normal(size=rows) > 0, "yes", "no")
+        frame = pd.DataFrame({"silo": name, "glucose": x * (1 if name == "a" else others), "y": answers})
+        parts.append(frame.assign(age=rng.normal(60, 9, rows).round(1)))
+    return pd.concat(parts, ignore_index=True)
+
+
+READ: dict[str, Any] = {
+    "from a file": lambda frame, path: {
+        "data": str((frame.to_csv(path, index=False), path)[1]),
+        "table": {"client": "silo", "target": "y"},
+    },
+    "as an object": lambda frame, path: {"federation": Federation.from_table(frame, "silo", "y")},
+    "by a function of the seed": lambda frame, path: {
+        "federation": lambda seed: Federation.from_table(frame, "silo", "y", seed=seed)
+    },
+}
+QUICK: dict[str, Any] = {"rounds": 3, "model": {"name": "logistic"}, "local": {"epochs": 1}}
+
+
+@pytest.mark.parametrize("read", READ)
+def test_what_others_measure_changes_nothing_for_who_trains_alone(tmp_path: Path, read: str) -> None:
+    """It did: a silo was scaled by the means and deviations of all, so that in another's units it was hurt."""
+    models = []
+    for others in (1.0, 18.0):
+        given = READ[read](silos(others), tmp_path / f"{others}.csv")
+        run = fedkin.run(method="separate", out=tmp_path / f"{others}", **QUICK, **given)
+        assert run.config["table"]["statistics"] == "own"
+        models.append(torch.cat([t.flatten() for t in run.model("a")[0].values()]))
+    assert torch.equal(*models)
+
+
+@pytest.mark.parametrize("read", READ)
+def test_who_joins_is_prepared_by_what_silos_share(tmp_path: Path, read: str) -> None:
+    given = READ[read](silos(18.0), tmp_path / "t.csv")
+    shared = prepare(method="fedavg", **given)
+    assert shared.config.table.statistics == "shared"
+    assert len({without_ranges(c.preprocessing) for c in shared.federation.clients}) == 1
+    own = prepare(method="separate", **given)
+    assert len({without_ranges(c.preprocessing) for c in own.federation.clients}) == 3
+    for ready in (shared, own):
+        assert all(client.as_read is None for client in ready.federation.clients), "what is not needed is not kept"
+
+
+@pytest.mark.parametrize("statistics", ["shared", "own"])
+def test_what_was_said_of_statistics_holds_for_who_trains_alone_too(tmp_path: Path, statistics: str) -> None:
+    frame = silos(18.0)
+    frame.to_csv(tmp_path / "t.csv", index=False)
+    said = {"table": {"client": "silo", "target": "y", "statistics": statistics}}
+    made = Federation.from_table(frame, "silo", "y", statistics=statistics)
+    asked = {"federation": Federation.from_table(frame, "silo", "y"), "table": {"statistics": statistics}}
+    for given in ({"data": str(tmp_path / "t.csv"), **said}, {"federation": made}, asked):
+        both = [prepare(method=method, **given) for method in ("separate", "fedavg")]
+        assert {ready.config.table.statistics for ready in both} == {statistics}, "and is recorded"
+        assert torch.equal(*(ready.cohort.train.x for ready in both))
+    other = "own" if statistics == "shared" else "shared"
+    with pytest.raises(FederationError, match=f"'{other}', but the federation was made with statistics='{statistics}'"):
+        prepare(method="fedavg", federation=made, table={"statistics": other})
+
+
+def test_alone_in_another_unit_is_as_good_as_alone_in_ones_own(tmp_path: Path) -> None:
+    """80 % became 56 %, which flattered joining."""
+    results = fedkin.compare(
+        methods=["separate", "fedavg"], federation=Federation.from_table(silos(18.0, 240), "silo", "y"), out=tmp_path
+    )
+    told = results.worth_joining()
+    assert [silo.client for silo in told.silos] == ["a", "b", "c"], "and both were tested on the same samples"
+    assert min(silo.alone.value for silo in told.silos) > 0.75
+    assert min(silo.personal.value for silo in told.silos) < 0.7, "in its units a is lost among the others"
+
+
+def test_amounts_are_scaled_alike_whoever_trains(tmp_path: Path) -> None:
+    frame = silos(18.0).assign(cost=lambda f: 100 * f["age"] + 7 * f["glucose"])
+    found = fedkin.compare(
+        methods=["separate", "fedavg"],
+        federation=Federation.from_table(frame, "silo", "cost", ignore="y"),
+        out=tmp_path / "runs",
+        **QUICK,
+    )
+    assert len(found.worth_joining().silos) == 3
+    tasks = [run.saved("a").task for run in found.runs]
+    assert tasks[0].target_mean == tasks[1].target_mean and tasks[0].target_scale == tasks[1].target_scale
+
+
+def test_a_model_that_was_trained_alone_carries_its_own_preparation(tmp_path: Path) -> None:
+    frame = silos(18.0)
+    found = fedkin.compare(
+        methods=["separate", "fedavg"], federation=Federation.from_table(frame, "silo", "y"), out=tmp_path, **QUICK
+    )
+    alone, joined = found.runs
+    means = {
+        (run.summary.method, name): run.saved(name).preprocessing.columns[1].mean
+        for run in (alone, joined)
+        for name in "ab"
+    }
+    assert means["separate", "a"] == pytest.approx(6, abs=0.5) and means["separate", "b"] == pytest.approx(108, abs=5)
+    assert means["fedavg", "a"] == means["fedavg", "b"]
+    assert len(alone.predict("b", frame[frame["silo"] == "b"].drop(columns=["silo", "y"])).labels) == 60
+
+
+def test_a_run_goes_on_with_what_it_began_with(tmp_path: Path) -> None:
+    """A run of before, whose configuration says shared, is not prepared anew."""
+    federation = Federation.from_table(silos(18.0), "silo", "y")
+    calls = iter([False, True])
+    with pytest.raises(Interrupted):
+        fedkin.run(
+            method="separate",
+            federation=federation,
+            table={"statistics": "shared"},
+            out=tmp_path / "run",
+            listener=fedkin.Listener(stop=lambda: next(calls, True)),
+            **QUICK,
+        )
+    run = fedkin.resume(tmp_path / "run", federation=federation)
+    whole = fedkin.run(
+        method="separate", federation=federation, table={"statistics": "shared"}, out=tmp_path / "whole", **QUICK
+    )
+    assert run.config["table"]["statistics"] == "shared"
+    assert all(torch.equal(one, whole.model("a")[0][name]) for name, one in run.model("a")[0].items())
+
+
+def test_medians_are_of_single_silos_which_suits_who_trains_alone(tmp_path: Path) -> None:
+    silos().to_csv(tmp_path / "t.csv", index=False)
+    given = {"data": str(tmp_path / "t.csv"), "table": {"client": "silo", "target": "y", "fill": "median"}}
+    assert prepare(method="separate", **given).config.table.statistics == "own"
+    with pytest.raises(TableError, match=r"'median' needs table\.statistics = 'own' \(--statistics own\)"):
+        prepare(method="fedavg", **given)
+    both = {"table": {**given["table"], "statistics": "own"}}
+    assert prepare(method="fedavg", **{**given, **both}).config.table.statistics == "own"
+
+
+def test_newcomers_who_train_alone_are_prepared_by_themselves(tmp_path: Path) -> None:
+    federation = Federation.from_table(silos(18.0), "silo", "y")
+    run = fedkin.run(
+        method="separate", federation=federation, participation={"novel": 0.34}, out=tmp_path / "run", **QUICK
+    )
+    own = federation.prepared("own")
+    for client in own.clients:
+        assert run.saved(client.name).preprocessing == client.preprocessing

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import html
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from helpers import BASE, toy
 from made_runs import Folder, several
@@ -85,3 +88,19 @@ def test_every_method_says_by_what_it_trains() -> None:
     for name in methods.names():
         config = start.configured({"method": name})
         assert config.built_method().trained_with(config.local)
+
+
+def test_a_page_says_by_whose_statistics_a_table_was_scaled_where_methods_differ(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"silo": ["a", "b"] * 30, "x": rng.normal(size=60), "y": ["no", "yes", "yes"] * 20})
+    for said in ({}, {"statistics": "own"}):
+        federation = fedkin.Federation.from_table(frame, "silo", "y", **said)
+        folder = tmp_path / f"{len(said)}"
+        results = fedkin.compare(methods=["separate", "fedavg", "fedamp"], federation=federation, rounds=1, out=folder)
+        sentence = (
+            "Inputs are scaled by each silo's own means and deviations under separate, as it is alone there, and by "
+            "those of all silos together under fedavg and fedamp."
+        )
+        assert (html.escape(sentence, quote=False) in html.unescape(results.report().read_text())) == (not said)
+    toys = fedkin.compare(BASE, methods=["fedavg", "separate"], federation=toy((20, 16), (0, 1)), out=tmp_path / "toy")
+    assert "are scaled by" not in toys.report().read_text(), "arrays are taken as they are"

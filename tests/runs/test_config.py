@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedkin import FedkinError, methods
 from fedkin.base.settings import ConfigError
+from fedkin.data.federation import Federation
 from fedkin.runs.config import Config, merge, read_toml, resolve, to_toml
 from fedkin.runs.options import nested
 
@@ -279,3 +280,53 @@ def test_a_truth_is_refused_in_a_list_of_numbers_and_stays_where_it_is_meant():
         resolve({"local": {"betas": [True, 0.9]}})
     assert resolve({"local": {"nesterov": True, "momentum": 0.9}}).local.nesterov is True
     assert resolve({"model": {"name": "gru", "settings": {"teacher": True}}}).model.settings == {"teacher": True}
+
+
+# ---- statistics ----
+
+
+class Hermit(methods.find("separate")):  # type: ignore[misc]
+    """Trains alone, in its own way."""
+
+
+class Gossip(methods.find("separate")):  # type: ignore[misc]
+    """Was alone, and tells others now."""
+
+    alone = False
+
+
+@pytest.mark.parametrize(
+    ("method", "comes_to"),
+    [("separate", "own"), ("fedavg", "shared"), ("fedamp", "shared"), ("Hermit", "own"), ("Gossip", "shared")],
+)
+def test_who_trains_alone_prepares_a_table_by_itself_and_that_is_recorded(method, comes_to):
+    method = f"{__name__}:{method}" if method[0].isupper() else method
+    for said in ({}, {"statistics": "auto"}):
+        config = resolve({"data": "patients.csv", "method": method, "table": {"client": "c", "target": "t", **said}})
+        assert config.table.statistics == comes_to
+        written = tomllib.loads(to_toml(config.model_dump(mode="json")))
+        assert written["table"]["statistics"] == comes_to and resolve(written) == config
+    for said in ("shared", "own"):
+        config = resolve({"data": "patients.csv", "method": method, "table": {"statistics": said}})
+        assert config.table.statistics == said, "what was said holds for all"
+
+
+def made():
+    return MADE
+
+
+MADE = Federation.from_arrays({"a": ([[0.0], [1.0]] * 4, [0, 1] * 4)})
+
+
+def test_data_that_are_no_table_have_nothing_to_decide(tmp_path):
+    (tmp_path / "arrays" / "north").mkdir(parents=True)
+    (tmp_path / "arrays" / "north" / "x.npy").touch()
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "north.csv").touch()
+
+    def alone(data):
+        return resolve({"data": data, "method": "separate"}).table.statistics
+
+    assert [alone(data) for data in ("digits", "fl60", str(tmp_path / "arrays"))] == ["shared"] * 3
+    assert [alone(data) for data in ("heart", str(tmp_path / "tables"), f"{__name__}:made")] == ["own"] * 3
+    assert alone(f"{__name__}:MADE") == "shared"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import torch
@@ -14,12 +15,13 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import fedkin
-from fedkin import FedkinError, Run
+from fedkin import FedkinError, Listener, Run
+from fedkin.data.federation import Federation
 from fedkin.engines import start
 from fedkin.engines.start import prepare
 from fedkin.evidence.findings import Findings
 from fedkin.runs.config import merge
-from fedkin.studies import compare
+from fedkin.studies import compare, plan
 
 SMALL: dict[str, Any] = {"rounds": 2, "data": {"clients": 5}, "local": {"epochs": 1}}
 
@@ -238,3 +240,65 @@ def test_newcomers_stand_beside_known_clients_in_table_and_report(tmp_path):
         assert silo.alone.value == pytest.approx(sum(right) / len(right))
     page = results.report().read_text()
     assert all(client in page.partition("Newcomers")[2] for client in results.runs[0].summary["novel"]["clients"])
+
+
+# ---- one split for several seeds ----
+
+
+def table() -> pd.DataFrame:
+    rng = np.random.default_rng(0)
+    return pd.DataFrame({"silo": ["a", "b"] * 40, "x": rng.normal(size=80), "y": rng.choice(["no", "yes"], 80)})
+
+
+def rows_of(results: compare.Results) -> list[tuple[int, ...]]:
+    """Who was tested in each run."""
+    return [tuple(run.outputs("a").rows.tolist()) for run in results.runs]
+
+
+ONE_SPLIT = (
+    "All 3 seeds test the same samples, as the federation was split when it was made: what is said over seeds says "
+    "nothing of other test samples. Give a function that makes it, and each seed has a split of its own, as in "
+    "federation=lambda seed: Federation.from_table(table, client, target, seed=seed)."
+)
+
+
+def test_seeds_of_a_federation_that_was_split_when_it_was_made_test_the_same_and_that_is_told_once(tmp_path):
+    heard = []
+    results = compare.compare(
+        methods=["separate", "fedavg"],
+        federation=Federation.from_table(table(), "silo", "y"),
+        seeds=3,
+        rounds=1,
+        out=tmp_path,
+        listener=lambda method, seed: Listener(on_warning=heard.append),
+    )
+    assert len(set(rows_of(results))) == 1, "which is what the note is about"
+    assert set(filter(lambda told: "seeds" in told, heard)) == {ONE_SPLIT}
+    assert results.report().read_text().count("seeds test the same samples") == 1
+
+
+def test_a_function_of_the_seed_gives_each_seed_a_split_of_its_own(tmp_path):
+    """As the note advises."""
+    results = compare.compare(
+        methods=["separate", "fedavg"],
+        federation=lambda seed: Federation.from_table(table(), "silo", "y", seed=seed),
+        seeds=3,
+        rounds=1,
+        out=tmp_path,
+    )
+    rows = rows_of(results)
+    assert len(set(rows)) == 3 and rows[:3] == rows[3:], "the same for both methods"
+    assert not any("seeds" in note for run in results.runs for note in run.summary.notes)
+
+
+def test_nothing_is_told_of_one_seed_or_where_the_test_rows_are_given():
+    split = {"federation": Federation.from_table(table(), "silo", "y")}
+    given = {"federation": Federation.from_table(table()[:60], "silo", "y", test=table()[60:])}
+    for objects, seeds in ((split, 1), (split, [4]), (given, 5), ({}, 5), ({"federation": None}, 5)):
+        assert plan.of_one_split(objects, seeds) == objects
+    arrays = {"a": (np.zeros((8, 1)), [0, 1] * 4)}
+    for federation in (Federation.from_arrays(arrays), fedkin.load("digits")):
+        (*_, note) = plan.of_one_split({"federation": federation}, range(3))["federation"].notes
+        assert note == ONE_SPLIT
+    whole = {"a": (np.zeros((8, 1)), [0, 1] * 4, np.zeros((2, 1)), [0, 1])}
+    assert plan.of_one_split({"federation": Federation.from_arrays(whole)}, 3)["federation"].notes == ()

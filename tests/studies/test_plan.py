@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import load_file
 from torch import nn
 
@@ -157,6 +158,49 @@ def test_methods_share_samples_and_model_and_nothing_that_changes(tmp_path: Path
     assert one.cohort.train is other.cohort.train and one.execution is other.execution
     assert one.cohort is not other.cohort and one.cohort.local != other.cohort.local
     assert seed.cohort.train is not one.cohort.train
+
+
+def assembled(settings: dict[str, Any], objects: dict[str, Any], methods: tuple[str, ...]) -> list[Any]:
+    shop = supply.Supply(objects)
+    return [shop.assembled(fedkin.engines.start.configured({**settings, "method": m}, **objects)) for m in methods]
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_who_trains_alone_has_samples_of_its_own_where_a_table_is_prepared_for_it(tmp_path: Path, given: bool):
+    settings, objects = table(tmp_path), dict[str, Any]()
+    if given:
+        objects = {"federation": fedkin.Federation.from_table(settings.pop("data"), **settings.pop("table"))}
+    alone, one, other = assembled(settings, objects, ("separate", "fedavg", "scaffold"))
+    assert one.cohort.train is other.cohort.train and alone.cohort.train is not one.cohort.train
+    assert alone.cohort.train.x.shape == one.cohort.train.x.shape and not torch.equal(
+        alone.cohort.train.x, one.cohort.train.x
+    )
+    assert torch.equal(alone.test.y, one.test.y) and torch.equal(alone.problem.initial, one.problem.initial)
+
+
+def drawn(seed: int) -> fedkin.Federation:
+    rng = np.random.default_rng(seed)
+    return fedkin.Federation.from_arrays({name: (rng.normal(size=(20, 3)), rng.integers(0, 2, 20)) for name in "ab"})
+
+
+@pytest.mark.parametrize("data", ["digits", f"{__name__}:drawn"])
+def test_data_that_are_prepared_in_one_way_are_there_once_whoever_trains(tmp_path: Path, data: str):
+    alone, joined = assembled({**SMALL, "data": data}, {}, ("separate", "fedavg"))
+    assert alone.cohort.train is joined.cohort.train and alone.execution is joined.execution
+
+
+def test_a_federation_whose_statistics_are_open_reaches_other_processes(tmp_path: Path):
+    settings = table(tmp_path)
+    federation = fedkin.Federation.from_table(settings.pop("data"), **settings.pop("table"))
+    for jobs in (1, 2):
+        fedkin.compare(
+            settings,
+            methods=["separate", "fedavg"],
+            federation=federation,
+            out=tmp_path / f"{jobs}" / "runs",
+            jobs=jobs,
+        )
+    assert contents(tmp_path / "2") == contents(tmp_path / "1")
 
 
 class Careless(FedAvg):

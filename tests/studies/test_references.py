@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from helpers import SHARED, ready, toy, trained
@@ -315,6 +316,30 @@ def test_a_comparison_keeps_its_references(tmp_path, monkeypatch):
     assert "For comparison, without federated learning" in page
     assert "<th>persistence</th>" in page
     assert "2 rounds of" in page
+
+
+def costs(others: float) -> pd.DataFrame:
+    """Three silos; a's numbers stay as they are, those of the others are this many times as large."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"silo": ["a", "b", "c"] * 40, "x": rng.normal(6, 1, 120)})
+    frame["cost"] = 3 * frame["x"] + rng.normal(size=120)
+    frame.loc[::5, "x"] = np.nan
+    return frame.assign(x=frame["x"] * np.where(frame["silo"] == "a", 1, others))
+
+
+def test_of_a_table_what_is_pooled_is_prepared_together_and_what_is_a_silos_own_by_itself(tmp_path):
+    names, found = ["least_squares", "pooled_least_squares", "pooled"], {}
+    for others, said in ((1.0, {}), (18.0, {}), (18.0, {"statistics": "shared"})):
+        federation = Federation.from_table(costs(others), "silo", "cost", **said)
+        out = tmp_path / f"{others}{len(said)}"
+        results = compare.compare(references=names, methods=["fedavg"], federation=federation, out=out, rounds=2)
+        found[others, bool(said)] = {
+            each.name: dict(zip(each.clients, each.scores, strict=True)) for each in results.references()
+        }
+    alone = [each["least_squares"]["a"] for each in found.values()]
+    assert alone[0] == alone[1] != alone[2], "whatever others measure in, unless statistics are said to be shared"
+    for name in names[1:]:
+        assert found[18.0, False][name] == found[18.0, True][name]
 
 
 def test_a_row_of_other_settings_is_made_again(tmp_path):

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from helpers import Said
 
@@ -535,3 +537,46 @@ def test_in_a_comparison_a_methods_own_setting_goes_to_those_that_have_it(fedkin
     refused = fedkin("compare", "--methods", "separate,fedprox", "--sigma", "1", *LEAST, "--out", "d")
     assert refused.code == 2
     assert not Path("d").exists()
+
+
+# ---- what is worth knowing of a table ----
+
+
+def strange(folder: Path) -> list[str]:
+    """A table with codes for a gap in a column of an unusual name, a record number and a rare class."""
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"silo": ["a", "b"] * 60, "age": rng.normal(60, 9, 120).round(2), "record": np.arange(120)})
+    frame["glucose [mmol]"] = np.where(rng.random(120) < 0.1, -999, rng.normal(6, 1, 120).round(2))
+    frame.assign(ill=np.where(np.arange(120) % 15 < 1, "yes", "no")).to_csv(folder / "t.csv", index=False)
+    return ["--data", "t.csv", "--client", "silo", "--target", "ill", "--rounds", "1"]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "--method", "fedavg"],
+        ["compare", "--methods", "separate,fedavg", "--seeds", "2"],
+        ["tune", "--method", "fedavg", "--grid", "lr=0.01,0.02"],
+    ],
+)
+def test_notes_are_told_whole_and_once_and_as_they_can_be_typed(fedkin, tmp_path, words):
+    """A name in brackets was taken for a style and left out, and of a grid the first note alone was told."""
+    said = fedkin(*words, *strange(tmp_path), "--out", "runs").err
+    lines = said.splitlines()
+    for note in (
+        "Column 'glucose [mmol]' is -999 in ",
+        """--missing-in '{"glucose [mmol]" = [-999]}' (table.missing_in = {"glucose [mmol]" = [-999]}).""",
+        "--ignore record (table.ignore = ['record']) leaves it out.",
+        "Of all rows 93 % are of the class 'no': a model that always says so has this accuracy, and has learned",
+    ):
+        assert sum(note in line for line in lines) == 1, said
+
+
+def test_what_the_notes_advise_leaves_nothing_to_tell(fedkin, tmp_path):
+    words = ["compare", "--methods", "separate,fedavg", *strange(tmp_path), "--out", "runs"]
+    advised = ["--missing-in", '{"glucose [mmol]" = [-999]}', "--ignore", "record", "--metric", "auc"]
+    said = fedkin(*words, *advised)
+    assert said.code == 0
+    assert not [line for line in said.err.splitlines() if "olumn" in line or "Of all rows" in line]
+    notes = json.loads((tmp_path / "runs" / "fedavg-seed0" / "summary.json").read_text())["notes"]
+    assert not [note for note in notes if "record" in note or "-999" in note or "Of all rows" in note]

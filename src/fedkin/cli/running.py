@@ -48,6 +48,7 @@ from .terminal import (
     show_levels,
     show_run,
     show_tuned,
+    warn,
 )
 
 
@@ -375,7 +376,7 @@ def _progress(total: int) -> Iterator[Callable[[str], Listener]]:
             def on_warning(sentence: str) -> None:
                 if sentence not in heard:  # methods and seeds have much in common
                     heard.add(sentence)
-                    err.print(f"{label}: {sentence}", highlight=False)
+                    warn(f"{label}: {sentence}")
 
             return Listener(on_round=on_round, on_warning=on_warning, stop=stop)
 

@@ -257,6 +257,11 @@ def bar() -> Iterator[Progress | None]:
         yield progress
 
 
+def warn(sentence: str) -> None:
+    """As it stands: what is advised can be typed, and columns may be called [mmol]."""
+    err.print(sentence, style="yellow", highlight=False, soft_wrap=True, markup=False)
+
+
 @contextmanager
 def listening(rounds: int, path: Path) -> Iterator[Listener]:
     """A listener that shows the rounds: a bar on a terminal, plain lines elsewhere (about forty of them)."""
@@ -285,7 +290,7 @@ def listening(rounds: int, path: Path) -> Iterator[Listener]:
                 err.print(f"{what}  {note}  {record.seconds:.2f} s", highlight=False)
 
         try:
-            yield Listener(on_start, on_round, lambda sentence: err.print(sentence, style="yellow"), stop)
+            yield Listener(on_start, on_round, warn, stop)
         except Interrupted as error:
             raise Interrupted(f"{error} Go on with `fedkin resume {path}`.") from None
 

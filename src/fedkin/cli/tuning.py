@@ -12,7 +12,7 @@ from ..evidence.records import Line
 from ..runs import options
 from ..studies import tune as tuning
 from .app import FREE, Jobs, Words, app
-from .terminal import bar, err, interruptible, out, show_tuned
+from .terminal import bar, err, interruptible, out, show_tuned, warn
 
 
 @app.command(context_settings=FREE)
@@ -55,18 +55,24 @@ def _carried_out(plan: tuning.Plan, jobs: int) -> tuning.Tuned:
     with interruptible() as stop, bar() as progress:
         rounds = sum(point.config.rounds + 1 for point in plan.points)
         task = progress.add_task("tuning", total=rounds, note="") if progress else None
-        warned: set[str] = set()
+        begun, warned, heard = set[str](), set[str](), set[str]()
 
         def listener(name: str) -> Listener:
             def on_round(record: Line) -> None:
+                begun.add(name)
                 if progress and task is not None:
                     progress.update(task, advance=1, note=f"round {record.round}")
                 elif record.final:
                     err.print(f"{name}: done", highlight=False)
 
             def on_warning(sentence: str) -> None:
+                if name not in begun:  # what is worth knowing of the data, which all points have in common
+                    if sentence not in heard:
+                        heard.add(sentence)
+                        warn(f"{name}: {sentence}")
+                    return
                 if name not in warned:  # a learning rate that is too large diverges in every round
-                    err.print(f"{name}: {sentence}", highlight=False, style="yellow")
+                    warn(f"{name}: {sentence}")
                 warned.add(name)
 
             return Listener(on_round=on_round, on_warning=on_warning, stop=stop)

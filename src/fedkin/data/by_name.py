@@ -58,6 +58,14 @@ def is_table(name: str) -> bool:
     return is_path(name) or hasattr(_module(name), "table")
 
 
+def may_be_prepared(name: str) -> bool:
+    """Whether inputs may be prepared by means and deviations: those of a table, and of whatever a function makes.
+    Arrays are taken as they are."""
+    if is_path(name):
+        return from_tables.has_tables(Path(name).expanduser())
+    return own.may_be_a_table(name) if ":" in name else is_table(name)
+
+
 def settings_of(name: str) -> type[BaseModel] | None:
     """What settings of its own a data set has, or None where it has none and takes any (a user's own)."""
     if name not in names():
@@ -171,7 +179,7 @@ def load(
         return _telling(from_tables.from_table(_module(name).table(verify), chosen, name=name, **parts), told)
     if hasattr(_module(name), "federate"):
         found = _federated(name, split, dict(settings or {}), seed=seed, clients=clients, verify=verify)
-        return _telling(found, told)
+        return _telling(replace(found, split_seed=seed if split == "random" else None), told)
     if split not in POOLED:
         raise UnknownData(f"The split {split!r} is for series in time, and {short(name)} is none.")
     asked = {**(settings or {}), "seed": seed, "clients": clients, "test_fraction": test_fraction, "verify": verify}
@@ -244,7 +252,7 @@ def load(
     # Relabelled, a number means another class in every group.
     named_classes = data.class_names if words is None else ()
     task = Task.classification(tuple(members[0].train[0].shape[1:]), data.classes, named_classes)
-    return Federation(name, tuple(members), task, split=split, notes=(*data.notes, *told))
+    return Federation(name, tuple(members), task, split=split, notes=(*data.notes, *told), split_seed=seed)
 
 
 def _without_effect(split: str, given: Mapping[str, float]) -> list[str]:

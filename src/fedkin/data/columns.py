@@ -172,12 +172,12 @@ def _refuse_text_among_numbers(table: Table, column: str, found: reading.Cells, 
     what = "they mean missing, declare them" if len(different) > 1 else "that means missing, declare it"
     raise TableError(
         f"{table.where(texts[0])}: column {column!r} is {found[texts[0]]!r} where most cells are numbers{more}. "
-        f"If {what}: {_declaration([*declared, *different[:MOST]])}; if the column's values are categories: "
+        f"If {what}: {declaring_for_all([*declared, *different[:MOST]])}; if the column's values are categories: "
         f"{reading.naming('categorical', [column])}."
     )
 
 
-def _declaration(missing: Sequence[cells.Mark]) -> str:
+def declaring_for_all(missing: Sequence[cells.Mark]) -> str:
     """All that stands for a gap, as an option and as a setting: --missing "NA,-" (table.missing = ["NA", "-"])."""
     words = [mark if isinstance(mark, str) else cells.category(float(mark)) for mark in missing]
     pairs = zip(missing, words, strict=True)
@@ -185,6 +185,20 @@ def _declaration(missing: Sequence[cells.Mark]) -> str:
     # A word with a comma would be taken for two, and a shell or TOML has its own mind about quotes.
     plain = not any(re.search(r"[,\"'\\$`!]", word) for word in words)
     return f'--missing "{",".join(words)}" (table.missing = [{listed}])' if plain else f"table.missing = [{listed}]"
+
+
+def declaring(settings: TableSettings, found: Mapping[str, Sequence[float]]) -> str:
+    """What stands for a gap in single columns, beside what was declared: --missing-in '{chol = [0]}' (…)."""
+    marked = []
+    for column in dict.fromkeys([*settings.missing_in, *found]):
+        key = column if re.fullmatch(r"[A-Za-z0-9_-]+", column) else json.dumps(column, ensure_ascii=False)
+        words = [
+            json.dumps(mark, ensure_ascii=False) if isinstance(mark, str) else cells.category(float(mark))
+            for mark in (*settings.missing_in.get(column, ()), *found.get(column, ()))
+        ]
+        marked.append(f"{key} = [{', '.join(words)}]")
+    table = "{" + ", ".join(marked) + "}"
+    return f"--missing-in '{table}' (table.missing_in = {table})" if "'" not in table else f"table.missing_in = {table}"
 
 
 def _uninformative(different: Numbers, gaps_tell: bool, names: Sequence[str | None] = ()) -> str:
@@ -239,8 +253,15 @@ def grouping(column: str) -> str:
 # ---- what is told ----
 
 
-def notes(columns: Sequence[Column], raw: Numbers, train: Mapping[str, Rows]) -> list[str]:
-    """Columns that say nothing in a silo, though they do elsewhere. raw: (n, columns); train: each silo's rows.
+def notes(
+    columns: Sequence[Column],
+    raw: Numbers,
+    train: Mapping[str, Rows],
+    settings: TableSettings,
+    coded: Collection[str] = (),
+) -> list[str]:
+    """Columns that say nothing in a silo, though they do elsewhere. raw: (n, columns); train: each silo's rows; coded:
+    columns with codes for a gap, which are told of elsewhere.
 
     A sentence a kind: for columns that are empty, that are 0, and that have another value. Where 0 and 1 are all there
     is, 0 means no.
@@ -254,10 +275,12 @@ def notes(columns: Sequence[Column], raw: Numbers, train: Mapping[str, Rows]) ->
         for value, clients in _one_value(raw[:, i], train).items():
             shown = column.categories[int(value)] if isinstance(column, Category) and value == value else ""
             kind = "empty" if value != value else "flag" if flag else "zero" if value == 0 else "constant"
+            if kind == "constant" and column.name in coded:
+                continue
             kinds[kind].setdefault(column.name, []).extend(clients)
             values[column.name] = shown or ("empty" if value != value else cells.category(value))
-    told = [_silent(kind, found, values) for kind, found in kinds.items() if found]
-    return told + at_most(_other_units(columns, raw, train))
+    told = [_silent(kind, found, values, settings) for kind, found in kinds.items() if found]
+    return told + at_most(_other_units(columns, raw, train, coded))
 
 
 APART = 5.0
@@ -266,18 +289,22 @@ SEVERAL = 10
 """Different values, and rows of a silo, from which on that is looked at."""
 
 
-def _other_units(columns: Sequence[Column], raw: Numbers, train: Mapping[str, Rows]) -> list[str]:
+def _other_units(
+    columns: Sequence[Column], raw: Numbers, train: Mapping[str, Rows], coded: Collection[str]
+) -> list[str]:
     """Columns of numbers that spread far more, or far less, in one silo than in the others: statistics that silos share
     are then right for nobody."""
     told = []
     for i, column in enumerate(columns):
+        if isinstance(column, Category) or column.name in coded:
+            continue
         own = {client: raw[rows, i] for client, rows in train.items()}
         spread = {
             client: float(np.nanstd(values))
             for client, values in own.items()
             if len(np.unique(values[~np.isnan(values)])) > SEVERAL
         }
-        if isinstance(column, Category) or len(spread) < 2:
+        if len(spread) < 2:
             continue
         usual = float(np.median(list(spread.values())))
         for client, deviation in spread.items():
@@ -303,7 +330,7 @@ def _one_value(values: Numbers, train: Mapping[str, Rows]) -> dict[float, list[s
     return found
 
 
-def _silent(kind: str, found: Mapping[str, Sequence[str]], values: Mapping[str, str]) -> str:
+def _silent(kind: str, found: Mapping[str, Sequence[str]], values: Mapping[str, str], settings: TableSettings) -> str:
     """One sentence on the columns of one kind, with what to do."""
     elsewhere = "" if kind == "empty" else ", and varies elsewhere"
     if len(found) == 1:
@@ -317,10 +344,7 @@ def _silent(kind: str, found: Mapping[str, Sequence[str]], values: Mapping[str, 
         vary = "" if kind == "empty" else ", though they vary elsewhere"
         note = f"{len(found)} columns{ones} are {what} in all training rows of a silo{vary}: {some(kept)}."
     if kind == "zero":
-        keys = [c if re.fullmatch(r"[A-Za-z0-9_-]+", c) else json.dumps(c, ensure_ascii=False) for c in found]
-        marked = "{" + ", ".join(f"{key} = [0]" for key in keys) + "}"
-        typed = f"--missing-in '{marked}' (" if "'" not in marked else "("
-        note += f" If 0 means missing there, declare it: {typed}table.missing_in = {marked})."
+        note += f" If 0 means missing there, declare it: {declaring(settings, {column: [0.0] for column in found})}."
     return note
 
 

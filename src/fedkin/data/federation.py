@@ -37,6 +37,16 @@ class Seasons:
     test: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class AsRead:
+    """A silo's samples as they were read from a table, and how it prepares them by itself: for training, testing and
+    validation, the numbers as they were read and the inputs that were made of them by the statistics of all silos."""
+
+    raw: tuple[Tensor, ...]
+    inputs: tuple[Tensor, ...]
+    preprocessing: Preprocessing
+
+
 @dataclass(frozen=True)
 class Client:
     """One silo: its own training, validation and test samples. `group` is known to the experimenter alone."""
@@ -62,6 +72,17 @@ class Client:
     """(n,) how much each training sample counts in the training loss; None: all alike."""
     seasons: Seasons | None = None
     """Of windows cut from a series that has a cycle, such as the year: what climatology is about."""
+    as_read: AsRead | None = None
+    """Of a table that is prepared by the statistics of all silos, and where silos train alone by each its own."""
+
+    def by_itself(self) -> Client:
+        """Prepared by its own statistics, where that is open; inputs that somebody changed since stay what they are."""
+        found, pairs = self.as_read, (self.train, self.test, self.validation)
+        if found is None or not all(pair and pair[0] is x for pair, x in zip(pairs, found.inputs, strict=True)):
+            return self
+        module = found.preprocessing.module()
+        train, test, validation = ((module(x), pair[1]) for x, pair in zip(found.raw, pairs, strict=True) if pair)
+        return replace(self, train=train, test=test, validation=validation, preprocessing=found.preprocessing)
 
     @property
     def samples(self) -> int:
@@ -85,6 +106,11 @@ class Federation:
     split: str = "natural"
     notes: tuple[str, ...] = ()
     """What is not wrong but may surprise, in sentences; told before a run."""
+    statistics: Literal["auto", "shared", "own"] | None = None
+    """Of a table, by which means and deviations it is prepared, as `table.statistics` says; auto: it is yet open, and
+    `clients` are prepared by those of all silos. None: it is no table."""
+    split_seed: int | None = None
+    """The seed by which it was drawn what clients are tested on; None where that was given."""
 
     @property
     def suited(self) -> dict[str, Any]:
@@ -93,6 +119,7 @@ class Federation:
 
         tabular = any(isinstance(client.preprocessing, TablePreprocessing) for client in self.clients)
         found = {key: value for key, value in from_tables.DEFAULTS.items() if key != "data"} if tabular else {}
+        found |= {} if self.statistics is None else {"table": {"statistics": self.statistics}}
         return found | (events.DEFAULTS if self.task.kind == "survival" else {})
 
     def __post_init__(self) -> None:
@@ -223,6 +250,14 @@ class Federation:
         parts = {"test_fraction": test_fraction, "validation": validation}
         found = from_tables.from_folder(path, chosen, **parts, seed=seed, name=name)
         return found if graph is None else found._with_graph_by_name(graph)
+
+    def prepared(self, statistics: str) -> Federation:
+        """With the statistics of all silos (`shared`), or each silo's `own`, where that is open; else as it is."""
+        if self.statistics != "auto":
+            return self
+        each = [client.by_itself() if statistics == "own" else client for client in self.clients]
+        clients = tuple(replace(client, as_read=None) for client in each)
+        return replace(self, clients=clients, statistics="own" if statistics == "own" else "shared")
 
     def with_graph(self, graph: Any, order: Sequence[str] | None = None) -> Federation:
         """The same clients with another relation graph, or, with None, without one.

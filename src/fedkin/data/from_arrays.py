@@ -16,6 +16,8 @@ from ..base.wording import did_you_mean
 from .federation import Client, Federation, FederationError
 from .parts import stratified_part
 
+FEW = 20
+"""Classes up to which whole numbers are taken for such without a word; a table has no more unless told."""
 NAMES = ("x", "y", "x_test", "y_test", "x_validation", "y_validation")
 
 
@@ -37,7 +39,10 @@ def from_arrays(
     built = [_client(client, given, kind, test_fraction, groups or {}, seed) for client, given in clients.items()]
     if not built:
         raise FederationError("A federation needs at least one client; none was given.")
-    return Federation(name, tuple(built), task if isinstance(task, Task) else _guessed(built, kind))
+    learned = task if isinstance(task, Task) else _guessed(built, kind)
+    drawn = any("x_test" not in _named(client, given) for client, given in clients.items())
+    notes = _counted(learned) if task is None else ()
+    return Federation(name, tuple(built), learned, notes=notes, split_seed=seed if drawn else None)
 
 
 def _client(
@@ -214,3 +219,13 @@ def _guessed(clients: Sequence[Client], kind: str | None) -> Task:
         return Task.regression(inputs, int(np.prod(shape)) if shape else 1)
     top = max((int(y.max()) for c in clients for _, y in (c.train, c.test) if len(y)), default=0)
     return Task.classification(inputs, max(top, 0) + 1)
+
+
+def _counted(task: Task) -> tuple[str, ...]:
+    """Classes of which there are so many that they may be amounts, as costs and days are."""
+    if task.kind != "classification" or task.outputs <= FEW:
+        return ()
+    return (
+        f"Targets are whole numbers up to {task.outputs - 1:,}, which are taken as {task.outputs:,} classes. If they "
+        "are amounts, say task='regression' (--task regression); if they are classes, task='classification' says so.",
+    )

@@ -24,10 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..base import files
-from ..base.task import METRICS, Task
-from . import cells, events, subjects
+from ..base.task import Task
+from . import cells, duplicates, events, record_numbers, sentinels, subjects, targets
 from .columns import (
-    FEW,
     Rows,
     at_most,
     look_alikes,
@@ -39,11 +38,12 @@ from .columns import (
     understand,
 )
 from .dealt import Dealt
-from .federation import Client, Federation, Pair
+from .federation import AsRead, Client, Federation
 from .folders import arrays, entries
 from .parts import NAMES
 from .preprocessing import Column, Number, Statistics, TablePreprocessing, TableSettings, fitted
 from .ranges import with_ranges
+from .subjects import Subjects
 from .table import SUFFIXES, Numbers, Table, TableError, joined, read
 
 # Of a table nothing is known but that it is small: a rate at which training comes to its end, a little weight decay
@@ -54,12 +54,16 @@ DEFAULTS: dict[str, Any] = {
     "model": {"name": "mlp", "settings": {"hidden": [32]}},
     "local": {"epochs": 2, "batch_size": 16, "optimiser": "adam", "lr": 1e-2, "weight_decay": 1e-2},
 }
-MOST_CLASSES = 1000
 
 
 def is_table(name: str) -> bool:
     """Whether a name that is no data set's is the path of a table or a folder."""
     return name.lower().endswith(SUFFIXES) or "/" in name or Path(name).exists()
+
+
+def has_tables(path: Path) -> bool:
+    """Whether a path is that of a table, or of a folder with some; not of a folder of arrays."""
+    return not path.is_dir() or any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))
 
 
 def located(name: str) -> str:
@@ -258,63 +262,88 @@ class _Silos:
     def federation(self, name: str, test_fraction: float, validation: float, seed: int) -> Federation:
         lived = events.targets(self.table, self.settings) if self.settings.survival else None
         found = subjects.of(self.table, self.settings)
-        strata = _strata(self.table, self.settings) if lived is None else lived[:, 1].long().numpy()
+        strata = targets.strata(self.table, self.settings) if lived is None else lived[:, 1].long().numpy()
         parts = self.rows.parts(test_fraction, validation, seed, strata, found)
         train = {client: part.train for client, part in parts.items()}
         everyone = np.concatenate(list(train.values()))
-        y, task = _learned(self.table, self.settings, everyone) if lived is None else (lived, Task.survival(()))
-        weight = _weights(self.table, self.settings)
+        y, task = targets.learned(self.table, self.settings, everyone) if lived is None else (lived, Task.survival(()))
+        weight = targets.weights(self.table, self.settings)
         columns = understand(self.table, self.settings, everyone)
         unfitted = TablePreprocessing(tuple(columns))
         raw = unfitted.read(self.table)
-        fits = _fits(columns, raw.numpy(), self.settings, train)
-
-        def pair(client: str, rows: Rows) -> Pair:
-            at = torch.from_numpy(rows)
-            return fits[client].module()(raw[at]), y[at]
-
-        members = [
-            Client(
-                c,
-                pair(c, p.train),
-                pair(c, p.test),
-                pair(c, p.validation),
-                preprocessing=with_ranges(fits[c], raw.numpy()[p.train]),
-                test_rows=torch.from_numpy(np.searchsorted(self.rows.own[c], p.test)),
-                weight=None if weight is None else weight[torch.from_numpy(p.train)],
+        fits, alone = _fits(columns, raw.numpy(), self.settings, train)
+        members = []
+        for client, part in parts.items():
+            rows = [torch.from_numpy(own) for own in (part.train, part.test, part.validation)]
+            read, ranging = tuple(raw[at] for at in rows), raw.numpy()[part.train]
+            pairs = [(fits[client].module()(x), y[at]) for x, at in zip(read, rows, strict=True)]
+            inputs = tuple(x for x, _ in pairs)
+            members.append(
+                Client(
+                    client,
+                    pairs[0],
+                    pairs[1],
+                    pairs[2],
+                    preprocessing=with_ranges(fits[client], ranging),
+                    test_rows=torch.from_numpy(np.searchsorted(self.rows.own[client], part.test)),
+                    weight=None if weight is None else weight[rows[0]],
+                    as_read=AsRead(read, inputs, with_ranges(alone[client], ranging)) if alone else None,
+                )
             )
-            for c, p in parts.items()
-        ]
-        told = at_most(list(look_alikes(Counter(self.rows.sizes)).values()))
-        told += of_reading(self.table, columns)
-        told += subjects.notes(self.table, self.settings, found, self.rows.codes, columns)
-        told += [*notes(columns, raw.numpy(), train), *unfitted.notes(self.table)]
+        numbering = record_numbers.of_table(columns, raw.numpy(), self.rows.codes)
+        told = self._notes(columns, raw.numpy(), train, found, numbering)
+        measured = [raw[:, i] for i, column in enumerate(columns) if column.name not in numbering]
+        told += self._copies([*measured, *y.reshape(len(y), -1).T, *([] if weight is None else [weight])], found)
+        told += unfitted.notes(self.table)
         known = strata is not None and lived is None
         labels = (np.array(task.class_names)[strata] if task.class_names else strata) if known else None
         told += self.rows.notes(parts, test_fraction, validation, labels)
-        told += _alike(task.class_names)
+        told += targets.notes(self.table, self.settings, task) if lived is None else []
         task = replace(task, inputs=(len(unfitted.inputs),))
-        return Federation(name, tuple(members), task, notes=tuple(told))
+        return Federation(
+            name,
+            tuple(members),
+            task,
+            notes=tuple(told),
+            statistics=self.settings.statistics,
+            split_seed=None if (self.rows.given == "test").any() else seed,
+        )
+
+    def _notes(
+        self,
+        columns: Sequence[Column],
+        raw: Numbers,
+        train: Mapping[str, Rows],
+        found: Subjects | None,
+        numbering: Sequence[str],
+    ) -> list[str]:
+        """What may surprise in silos and columns. raw: (n, columns); train: each silo's rows."""
+        told = at_most(list(look_alikes(Counter(self.rows.sizes)).values()))
+        told += of_reading(self.table, columns)
+        told += subjects.notes(self.table, self.settings, found, self.rows.codes, columns)
+        told += record_numbers.notes(numbering)
+        codes = sentinels.of_table(columns, raw)
+        told += sentinels.notes(codes, columns, raw, self.settings)
+        return told + notes(columns, raw, train, self.settings, {code.column for code in codes})
+
+    def _copies(self, read: Sequence[Tensor], found: Subjects | None) -> list[str]:
+        """Rows that are there twice, as far as they are read; a number of its own makes no row another."""
+        keys, whose = [each.double().numpy() for each in read], None if found is None else found.codes
+        return duplicates.notes(self.table, keys, self.rows.codes, list(self.rows.own), whose)
 
 
-def _alike(classes: Sequence[str]) -> list[str]:
-    """Classes that differ only in capitals or spaces."""
-    found: dict[str, list[str]] = {}
-    for name in classes:
-        found.setdefault(" ".join(name.split()).lower(), []).append(name)
-    twins = [repr(name) for names in found.values() if len(names) > 1 for name in names]
-    return (
-        [f"The classes {', '.join(twins)} differ only in capitals or spaces, and count as different."] if twins else []
-    )
+Fits = dict[str, TablePreprocessing]
 
 
 def _fits(
     columns: Sequence[Column], raw: Numbers, settings: TableSettings, train: Mapping[str, Rows]
-) -> dict[str, TablePreprocessing]:
-    """Each client's preprocessing, from its own statistics or from those of all."""
-    if settings.statistics == "shared" and settings.fill == "median":
+) -> tuple[Fits, Fits | None]:
+    """Each client's preprocessing, from its own statistics or from those of all; and, where that is open, the one that
+    it has by itself."""
+    if settings.statistics != "own" and settings.fill == "median":
         raise TableError(
-            "table.fill = 'median' needs table.statistics = 'own': the medians of single silos do not give that of all."
+            "table.fill = 'median' needs table.statistics = 'own' (--statistics own): the medians of single silos do "
+            "not give that of all."
         )
     numbers = raw[:, [isinstance(column, Number) for column in columns]]
     own = {client: Statistics.of(numbers[rows]) for client, rows in train.items()}
@@ -322,102 +351,17 @@ def _fits(
     if not np.isfinite(shared.m2).all():
         at = [c.name for c in columns if isinstance(c, Number)][int((~np.isfinite(shared.m2)).argmax())]
         raise TableError(f"Column {at!r} has numbers that are too large to square; give it in another unit.")
+    together = dict.fromkeys(train, fitted(columns, shared, settings))
     if settings.statistics == "shared":
-        return dict.fromkeys(train, fitted(columns, shared, settings))
-    return {
+        return together, None
+    alone = {
         client: fitted(columns, own[client], settings, _medians(numbers[rows]) if settings.fill == "median" else None)
         for client, rows in train.items()
     }
+    return (together, alone) if settings.statistics == "auto" else (alone, None)
 
 
 def _medians(numbers: Numbers) -> list[float]:
     """Of (n, k) numbers; 0 where a column is empty."""
     known = [column[~np.isnan(column)] for column in numbers.T]
     return [float(np.median(column)) if len(column) else 0.0 for column in known]
-
-
-# ---- what is learned ----
-
-
-def _learned(table: Table, settings: TableSettings, train: Rows) -> tuple[Tensor, Task]:
-    """(n,) the targets as models are trained on them, and the task, whose inputs are yet unknown.
-
-    Classes are those of all rows. Numbers are scaled by the training rows of all silos together, whatever
-    `table.statistics` says of inputs: weights are mixed, so an output has to mean the same everywhere. Where nobody
-    said so, a loss of one's own gets them as they were (`Task.scaled_unasked`).
-    """
-    target = _target(table, settings)
-    different = sorted(set(target)) if isinstance(target, list) else np.unique(target).tolist()
-    if len(different) == 1:
-        value = cells.category(different[0])
-        raise TableError(f"The target {settings.target!r} is {value} in all rows of all silos: nothing can be learned.")
-    if _are_classes(target, settings):
-        if len(different) > MOST_CLASSES or len(different) == len(target):
-            raise TableError(
-                f"The target {settings.target!r} has {len(different)} different values in {len(target)} rows, too many "
-                "for classes. If they are amounts, say table.task = 'regression'; otherwise choose another target."
-            )
-        y = torch.from_numpy(np.unique(np.array(target), return_inverse=True)[1].astype(np.int64))
-        return y, Task.classification((), len(different), tuple(cells.category(value) for value in different))
-    if isinstance(target, list):
-        raise TableError(
-            f"{table.where(0)}: the target {settings.target!r} is {target[0]!r}, but table.task = 'regression' needs "
-            "numbers."
-        )
-    task = replace(Task.regression((), 1), metric=METRICS["rmse"])
-    if settings.scale_target == "none":
-        return torch.from_numpy(target), task
-    statistics = Statistics.of(target[train, None])
-    mean, scale = float(statistics.mean[0]), float(statistics.deviation[0])
-    y = torch.from_numpy((target - mean) / scale)  # in double precision: a loss of one's own gets them back
-    unasked = settings.scale_target == "auto"
-    return y, replace(task, target_mean=mean, target_scale=scale, scaled_unasked=unasked)
-
-
-def _strata(table: Table, settings: TableSettings) -> Rows | None:
-    """(n,) each row's class by number, in which splits have their share of every class; None for a regression."""
-    target = _target(table, settings)
-    if not _are_classes(target, settings):
-        return None
-    different, codes = np.unique(np.array(target), return_inverse=True)
-    return codes.astype(np.int64) if len(different) <= MOST_CLASSES else None  # too many are refused later
-
-
-def _are_classes(target: Numbers | list[Any], settings: TableSettings) -> bool:
-    if settings.task != "auto" or isinstance(target, list):
-        return settings.task != "regression"
-    different = np.unique(target)
-    return len(different) <= FEW and bool((different == np.floor(different)).all())
-
-
-def _weights(table: Table, settings: TableSettings) -> Tensor | None:
-    """(n,) how much each row counts in the training loss."""
-    if settings.weight is None:
-        return None
-    found = cells.values(table, settings.weight, marks(settings, settings.weight))
-    bad = [i for i, value in enumerate(found) if not isinstance(value, float) or not value > 0]
-    if bad:
-        value = found[bad[0]] if isinstance(found, list) else float(found[bad[0]])
-        shown = "missing" if value is None or value != value else repr(value)
-        raise TableError(
-            f"{table.where(bad[0])}: the weight, column {settings.weight!r}, is {shown}; it has to be a number above 0 "
-            "in every row."
-        )
-    return torch.from_numpy(np.asarray(found, dtype=np.float64)).float()
-
-
-def _target(table: Table, settings: TableSettings) -> Numbers | list[Any]:
-    """The target's values: all numbers, all texts or all truths."""
-    assert settings.target is not None
-    found = cells.values(table, settings.target, marks(settings, settings.target))
-    refuse_gaps(table, settings.target, found, "target")
-    if isinstance(found, np.ndarray):
-        return found
-    kinds = list(map(type, found))
-    if len(set(kinds)) > 1:
-        here, there = 0, next(i for i, kind in enumerate(kinds) if kind is not kinds[0])
-        raise TableError(
-            f"The target {settings.target!r} mixes types: it is {found[here]!r} in {table.where(here)}, and "
-            f"{found[there]!r} in {table.where(there)}. Give numbers only, or texts only."
-        )
-    return list(cells.categories(table, settings.target, marks(settings, settings.target)))

@@ -27,6 +27,13 @@ def defaults(reference: str) -> dict[str, Any]:
     return dict(getattr(module, "DEFAULTS", DEFAULTS))
 
 
+def may_be_a_table(reference: str) -> bool:
+    """Whether the federation may be of a table whose statistics are open; of a function nobody knows before it made
+    one."""
+    _, found = _found(reference)
+    return found.statistics == "auto" if isinstance(found, Federation) else not isinstance(found, Source)
+
+
 def make(reference: str, settings: Mapping[str, Any]) -> Source | Federation:
     """What the name stands for; a function is given those settings that it takes by name, such as seed or clients."""
     _, found = _found(reference)

@@ -63,8 +63,12 @@ class TableSettings(BaseModel):
     indicators: Annotated[bool, Field(description="a further input that says where a number was missing")] = True
     scale: Annotated[Literal["standard", "none"], Field(description="numbers to mean 0 and deviation 1")] = "standard"
     statistics: Annotated[
-        Literal["shared", "own"], Field(description="means and deviations of all silos together, or each its own")
-    ] = "shared"
+        Literal["auto", "shared", "own"],
+        Field(
+            description="means and deviations: shared by all silos, or each its own; auto: shared, and own where silos "
+            "train alone"
+        ),
+    ] = "auto"
 
     @property
     def roles(self) -> dict[str, str]:

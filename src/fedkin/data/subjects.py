@@ -23,6 +23,11 @@ CAMEL = re.compile(r".*[a-z](ID|Id)")
 """Names of columns that say whose a row is: patient, patient_id, subject-no, patientID."""
 
 
+def is_named_so(column: str) -> bool:
+    """Whether a column has the name of an identifier."""
+    return bool(NAMED.fullmatch(column) or CAMEL.fullmatch(column))
+
+
 @dataclass(frozen=True, eq=False)
 class Subjects:
     """The column that names whose each row is; (n,) the number of each row's subject, and the subjects' names."""
@@ -83,7 +88,7 @@ def _unsaid(table: Table, settings: TableSettings, owners: Codes, columns: Seque
     numbered = {c.name for c in columns if isinstance(c, Category) and _like_numbers(c.categories)}
     for column in sorted(set(table.columns) - set(settings.roles.values())):
         left_out = column in settings.ignore
-        if not left_out and column not in numbered and not (NAMED.fullmatch(column) or CAMEL.fullmatch(column)):
+        if not left_out and column not in numbered and not is_named_so(column):
             continue
         codes = _identities(table, column)
         if codes is None:

@@ -113,6 +113,7 @@ def configured(
         raw, model = merge(raw, {"model": {"name": model} if isinstance(model, str) else model}), None
     name = None if model is None else reference_of(model)
     if federation is not None:
+        _refuse_other_statistics(raw, federation)
         own["data"] = {"name": federation.name, "given": True}
         if "split" not in raw.get("data", {}):
             own["data"]["split"] = federation.split
@@ -122,6 +123,17 @@ def configured(
         if given is not None:
             own.setdefault("learning", {})[key] = reference_of(given)
     return resolve(merge(raw, own), None if federation is None else federation.suited)
+
+
+def _refuse_other_statistics(raw: Settings, federation: Federation) -> None:
+    """What was said when a table was prepared cannot be said again otherwise."""
+    said, made = table(raw).get("table", {}), federation.statistics
+    wanted = said.get("statistics", "auto") if isinstance(said, Mapping) else "auto"
+    if made in ("shared", "own") and wanted not in ("auto", made):
+        raise FederationError(
+            f"table.statistics = {wanted!r}, but the federation was made with statistics={made!r}: say it there, or "
+            "there not at all."
+        )
 
 
 def assembled(

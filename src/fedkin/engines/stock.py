@@ -24,6 +24,7 @@ from ..base.task import LOSSES, METRICS, Task, loss_named, metric_named
 from ..base.weights import Layout
 from ..data.corrupt import corrupt
 from ..data.federation import Federation, FederationError, Pair
+from ..data.preprocessing import TableSettings
 from ..runs.config import Config
 from ..training import models
 from ..training.choose import Choice, choose
@@ -106,36 +107,50 @@ class Stock:
 
 def federation_bytes(federation: Federation) -> int:
     pairs = [pair for c in federation.clients for pair in (c.train, c.test, c.validation) if pair]
-    return sum(tensor.nbytes for pair in pairs for tensor in pair)
+    read = [c.as_read.raw for c in federation.clients if c.as_read]
+    return sum(tensor.nbytes for each in (*pairs, *read) for tensor in each)
 
 
 def data_key(config: Config) -> str:
     """Equal for configurations that read the same data and deal them alike."""
-    parts = config.model_dump(mode="json", include={"data", "table"})
+    read = config.model_copy(update={"table": _as_read(config)})
+    parts = read.model_dump(mode="json", include={"data", "table"})
     return json.dumps([parts, config.seeds[0]])
 
 
-def key(config: Config) -> str:
-    """Equal for configurations whose runs can share a stock."""
+def key(config: Config, ways: str | None = "auto") -> str:
+    """Equal for configurations whose runs can share a stock. `ways`: the federation's `statistics`: where these are no
+    longer open, what a run wants of them makes no difference."""
     shared = {"data", "table", "corruption", "model", "learning", "precision", "device", "execution"}
-    return json.dumps([config.model_dump(mode="json", include=shared), config.participation.novel, config.seeds[:2]])
+    parts = config.model_dump(mode="json", include=shared)
+    if ways != "auto":
+        parts["table"]["statistics"] = ways
+    return json.dumps([parts, config.participation.novel, config.seeds[:2]])
+
+
+def _as_read(config: Config) -> TableSettings:
+    """How a table is read, whichever statistics a run wants: one reading serves both. But of medians each silo has
+    only its own."""
+    only_own = config.table.fill == "median"
+    return config.table if only_own else config.table.model_copy(update={"statistics": "auto"})
 
 
 def load_federation(config: Config) -> Federation:
-    """The data that a configuration names, dealt to clients."""
+    """The data that a configuration names, dealt to clients; a table's are yet to be `prepared`."""
     if config.data.given:
         raise ConfigError(
             f"The federation of this configuration, {config.data.name!r}, was given as a Python object: give it again, "
             "as in fedkin.resume(path, federation=...) or fedkin.run(config, federation=...)."
         )
     settings = config.data.model_dump(exclude={"name", "given", "split", "augment"})
-    return data.load(config.data.name, config.data.split, seed=config.seeds[0], table=config.table, **settings)
+    return data.load(config.data.name, config.data.split, seed=config.seeds[0], table=_as_read(config), **settings)
 
 
 def stocked(config: Config, objects: Objects, federation: Federation | None = None) -> Stock:
     """Data and model of a configuration; the federation is read, unless it is at hand."""
     split_seed, init_seed, _ = config.seeds
     federation = objects.federation or federation or load_federation(config)
+    federation = federation.prepared(config.table.statistics)
     dtype, device = DTYPES[config.precision], chosen_device(config.device)
     federation = _as_the_loss_wants(federation, config, objects)
     federation = federation.with_validation(config.data.validation, split_seed)
@@ -226,7 +241,32 @@ def _as_the_loss_wants(federation: Federation, config: Config, objects: Objects)
         )
     task = _task(federation.task, config, objects.loss, objects.metric)
     _refuse_what_does_not_fit(task, federation)
-    return replace(federation, task=task)
+    federation = replace(federation, task=task)
+    return replace(federation, notes=(*federation.notes, *_said_by_all(federation)))
+
+
+NEARLY_ALL = 0.9
+"""Of all rows, the share of one class from which on accuracy says little."""
+
+
+def _said_by_all(federation: Federation) -> list[str]:
+    """Where one class is so frequent that a model which always says it seems right."""
+    task = federation.task
+    if task.kind != "classification" or task.metric.name != "accuracy":
+        return []
+    pairs = [pair for client in federation.clients for pair in (client.train, client.validation, client.test) if pair]
+    counts = torch.bincount(torch.cat([y for _, y in pairs]), minlength=task.outputs)
+    most, rows = int(counts.argmax()), int(counts.sum())
+    share = int(counts[most]) / rows
+    if share < NEARLY_ALL or int((counts > 0).sum()) < 2:
+        return []
+    name, two = task.class_names[most] if task.class_names else str(most), task.outputs == 2
+    metric, tells = ("auc", "tells whether the other is seen") if two else ("balanced_accuracy", "counts all alike")
+    told = min(99.9, round(100 * share, 0 if share < 0.985 else 1))
+    return [
+        f"Of all rows {told:g} % are of the class {name!r}: a model that always says so has this accuracy, and has "
+        f"learned nothing. --metric {metric} (learning.metric = {metric!r}) {tells}."
+    ]
 
 
 def _to_twelve_digits(values: Tensor) -> Tensor:

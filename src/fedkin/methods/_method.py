@@ -50,6 +50,8 @@ class Method(BaseModel, ABC):
     """The model that clients remember between rounds, by its name in Memory; before the first it is the common start.
     What they remember beside is for `enlist` to add. Called `finetuned`, it is made of a download alone: who did not
     train in the last round makes it anew of the closing one."""
+    alone: ClassVar[bool] = False
+    """Whether clients exchange nothing: then each prepares its table by itself, too, unless told otherwise."""
     newcomer_rounds: ClassVar[int] = 0
     """Exchanges in which newcomers find their place before they get their model."""
     uses_graph: ClassVar[bool] = False

@@ -10,6 +10,7 @@ class Separate(Method):
 
     headline = "personal"
     remembers = "personal"
+    alone = True
     training = frozenset()
 
     def begin(self, problem: Problem, rng: Rng) -> Server:

@@ -15,6 +15,7 @@ from ..evidence import comparison
 from ..evidence.comparison import Row, Run
 from ..evidence.estimates import Estimate
 from ..evidence.findings import Findings
+from ..evidence.trained_with import prepared_with
 from ..evidence.worth_joining import FEWEST_SAMPLES, Joining
 from ..maths import statistics
 from ..runs import options
@@ -333,6 +334,12 @@ def caveats(found: Findings) -> list[str]:
             notes.append(f"The seeds of {method} differ in other settings as well: {', '.join(changed)}.")
     if any(pair.p is not None and pair.result.pairs < 10 for pair in found.tests()):
         notes.append("Some tests have fewer than ten clients; the normal approximation is rough there.")
+    own, shared = prepared_with(members).values() or ([], [])
+    if own:
+        notes.append(
+            f"Inputs are scaled by each silo's own means and deviations under {_listed(own)}, as it is alone there, "
+            f"and by those of all silos together under {_listed(shared)}."
+        )
     of_data = dict.fromkeys(note for run in found.runs for note in run.summary.notes)
     return [*notes, *ends(found), *list(of_data)[:MOST_NOTES]]
 

@@ -209,7 +209,7 @@ def resolve(raw: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> C
     raw = _how_long({k: {"name": v} if k in NAMED and isinstance(v, str) else v for k, v in raw.items()})
     _refuse_unknown(raw, Config, "")
     shape = validated(Config, {k: v for k, v in raw.items() if k != "settings"}, "")
-    method = methods.find(shape.method)
+    method, made = methods.find(shape.method), (given or {}).get("table", {}).get("statistics")
     layers: list[Mapping[str, Any]] = []
     if not shape.data.given:
         _refuse_table_settings(shape)
@@ -240,7 +240,19 @@ def resolve(raw: Mapping[str, Any], given: Mapping[str, Any] | None = None) -> C
         merged = merge(merged, {"data": {"name": data.located(shape.data.name), "settings": chosen}})
     config = validated(Config, merged, "")
     _refuse_half_a_teacher(config)
-    return config
+    table = config.table.model_copy(update={"statistics": _statistics(config, method.alone, made)})
+    return config.model_copy(update={"table": table})
+
+
+def _statistics(config: Config, alone: bool, made: str | None) -> str:
+    """What `auto` comes to, recorded so that a run that goes on does not decide again: shared, and each silo's own
+    where it trains alone. For alone is alone: with others' means and deviations a silo is told something of their data,
+    and may be harmed by their units. `made`: how a federation was prepared that was given as an object."""
+    said = config.table.statistics
+    if said == "auto" and made in ("shared", "own"):
+        return made
+    possible = made == "auto" if config.data.given else data.may_be_prepared(config.data.name)
+    return ("own" if alone and possible else "shared") if said == "auto" else said
 
 
 def _how_long(layer: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -20,7 +20,7 @@ from ..methods import Named
 from ..runs.config import merge
 from . import rates, references
 from .carry_out import carry_out, refuse_jobs
-from .plan import Cell, Listeners, compared, named
+from .plan import Cell, Listeners, compared, named, of_one_split
 from .rates import Tuned, Wanted
 from .run import Run
 from .study_file import keep
@@ -115,6 +115,7 @@ def compare(
     folder, given = Path(out), {"model": model, "loss": loss, "metric": metric}
     raw, objects = understood(config, settings, federation=federation, **given)
     names, raw = named(methods, raw)
+    objects = of_one_split(objects, seeds)
     refuse_jobs(jobs)
     supply = Supply(objects)
     grid = rates.grid_of(tune)
@@ -143,13 +144,24 @@ class Yardsticks:
         self, raw: Settings, names: Sequence[str], seeds: Iterable[int], objects: Settings, supply: Supply
     ) -> None:
         common = {key: value for key, value in raw.items() if key not in ("methods", "settings")}
-        alone = {"method": "separate", "graph": {"source": "none"}}
-        self.names, self.supply = names, supply
-        self.configs = [configured(merge(common, alone | {"seed": s}), **objects) for s in seeds] if names else []
-        if names:
-            references.check(supply.assembled(self.configs[0]), names)
+        common |= {"graph": {"source": "none"}}
+        self.supply, self.seeds = supply, list(seeds) if names else []
+        # What silos do together is made of data that are prepared together, the rest as a silo alone would.
+        kinds = {"separate": [n for n in names if n not in references.TOGETHER]}
+        kinds["fedavg"] = [n for n in names if n in references.TOGETHER]
+        self.configs = {
+            seed: [
+                (configured(merge(common, {"method": method, "seed": seed}), **objects), each)
+                for method, each in kinds.items()
+                if each
+            ]
+            for seed in self.seeds
+        }
+        for config, each in self.configs[self.seeds[0]] if names else ():
+            references.check(supply.assembled(config), each)
 
     def write(self, folder: Path, listener: Callable[[str, int], Listener] | None) -> None:
-        for config in self.configs:
-            told = listener("references", config.seed) if listener else None
-            references.beside(folder, self.supply.assembled(config), self.names, told)
+        for seed, configs in self.configs.items():
+            told = listener("references", seed) if listener else None
+            for config, names in configs:
+                references.beside(folder, self.supply.assembled(config), names, told)

@@ -21,7 +21,7 @@ from ..methods import Named
 from ..runs import options
 from ..runs.config import Config
 from .conditions import Condition, Several, refuse_fixed, run_all, run_of
-from .plan import Cell, compared, named
+from .plan import Cell, compared, named, of_one_split
 from .rates import Wanted, grid_of, rated
 from .study_file import keep
 
@@ -69,6 +69,7 @@ def cross(
     folder, given = Path(out), {"model": model, "loss": loss, "metric": metric}
     raw, objects = understood(config, settings, federation=federation, **given)
     names, raw = named(methods, raw)
+    objects = of_one_split(objects, seeds)
     chosen = options.by_full_name(over, names)
     if not chosen:
         raise ConfigError(

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 from ..base.settings import ConfigError, unknown_key
+from ..data.federation import Federation
 from ..engines.assembly import Assembly
 from ..engines.capacity import SMALL
 from ..engines.simulation import Listener
@@ -87,6 +88,20 @@ def named(methods: Sequence[Named], raw: Settings) -> tuple[list[str], dict[str,
         if settings:
             own[name] = {"settings": settings}
     return list(kinds), merge({"methods": own}, raw) if own else dict(raw)
+
+
+def of_one_split(objects: Settings, seeds: int | Sequence[int]) -> dict[str, Any]:
+    """The objects; a federation that was split when it was made, and is to have several seeds, with a note on that."""
+    federation: Federation | None = objects.get("federation")
+    count = seeds if isinstance(seeds, int) else len(set(seeds))
+    if federation is None or federation.split_seed is None or count < 2:
+        return dict(objects)
+    note = (
+        f"All {count} seeds test the same samples, as the federation was split when it was made: what is said over "
+        "seeds says nothing of other test samples. Give a function that makes it, and each seed has a split of its "
+        "own, as in federation=lambda seed: Federation.from_table(table, client, target, seed=seed)."
+    )
+    return {**objects, "federation": replace(federation, notes=(*federation.notes, note))}
 
 
 def compared(

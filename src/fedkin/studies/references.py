@@ -155,6 +155,8 @@ PREDICTED: dict[str, Callable[[Sequence[Client], int], list[Tensor]]] = {
 }
 """(clients, outputs) -> for each client (n_test, outputs) in float64."""
 NAMES = (*PREDICTED, "pooled")
+TOGETHER = ("pooled_least_squares", "pooled")
+"""Those made of everyone's data, which have to be prepared alike."""
 
 
 def _regression(train: Pair, x: Tensor, outputs: int, columns: Callable[[Tensor, int], Tensor]) -> Tensor:

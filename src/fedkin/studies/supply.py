@@ -32,6 +32,8 @@ class Supply:
         self.attentions: Attentions = {}
         """What was seen of who attends to whom, for graphs that are inferred."""
         self._read: dict[str, Federation] = {}
+        self._ways: dict[str, str | None] = {}
+        """Of data that were read, the federation's `statistics`: whether methods may prepare them in different ways."""
         self._stocks: dict[str, tuple[Stock, dict[str, Assembly]]] = {}
         self._free = {"cpu": machine.free_bytes(torch.device("cpu"))}
         """Bytes on each kind of device, as they were before anything was kept there."""
@@ -46,7 +48,7 @@ class Supply:
 
     def release(self, config: Config) -> None:
         """A run that has ended leaves its stock to others, and the device's memory to all."""
-        stock, ready = self._stocks.get(key(config), (None, {}))
+        stock, ready = self._stocks.get(key(config, self._ways.get(data_key(config), "auto")), (None, {}))
         ready.pop(config.model_dump_json(), None)
         if stock is not None and stock.tried:
             stock.choice.execution.forget()
@@ -57,18 +59,22 @@ class Supply:
         self._stocks.clear()
 
     def _stocked(self, config: Config) -> tuple[Stock, dict[str, Assembly]]:
-        name = key(config)
+        federation, data = None, data_key(config)
+        if data not in self._ways:
+            federation = self._federation(config)
+            self._ways[data] = federation.statistics
+        name = key(config, self._ways[data])
         found = self._stocks.pop(name, None)
         if found is None:
             device = chosen_device(config.device)
             self._free.setdefault(device.type, machine.free_bytes(device))
-            found = stocked(config, self.objects, self._federation(config)), {}
+            found = stocked(config, self.objects, federation or self._federation(config)), {}
         self._stocks[name] = found  # the last is the one asked for last
         self._give_up()
         return found
 
-    def _federation(self, config: Config) -> Federation | None:
-        if config.data.given:
+    def _federation(self, config: Config) -> Federation:
+        if self.objects.federation is not None:
             return self.objects.federation
         name = data_key(config)
         found = self._read.pop(name, None) or load_federation(config)

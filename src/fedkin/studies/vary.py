@@ -20,7 +20,7 @@ from ..methods import Named
 from ..runs import options
 from ..runs.config import Config
 from .conditions import Condition, Several, refuse_fixed, run_all, run_of
-from .plan import Cell, compared, named
+from .plan import Cell, compared, named, of_one_split
 from .rates import Wanted, grid_of, rated
 from .study_file import keep
 
@@ -75,6 +75,7 @@ def vary(
     folder, given = Path(out), {"model": model, "loss": loss, "metric": metric}
     raw, objects = understood(config, settings, federation=federation, **given)
     names, raw = named(methods, raw)
+    objects = of_one_split(objects, seeds)
     chosen = options.by_full_name(levels, names)
     if not chosen:
         raise ConfigError("There is no setting to vary: name one and its levels, such as corruption.labels=0,0.2,0.4.")
