@@ -117,8 +117,6 @@ class Watched(Simulation):
     def _models(self, clients: list[int], mail: Mail, round: int) -> dict[str, Model]:
         models = super()._models(clients, mail, round)
         before, parts = self.scored.get(round, ([], {}))
-        if set(clients) <= set(before):  # asked again, to be handed out
-            return models
         joined = {name: _below(parts[name], model) if name in parts else model for name, model in models.items()}
         self.scored[round] = (before + clients, joined)
         return models

@@ -17,6 +17,7 @@ from fedkin.data.federation import Client, Federation
 from fedkin.data.preprocessing import Pixels
 from fedkin.engines.scores import Scores
 from fedkin.errors import FedkinError
+from fedkin.evidence.records import Line, ModelScores, Validation
 from fedkin.runs.config import merge
 
 SETTINGS = merge(BASE, {"learning": {"metric": "auc"}, "data": {"validation": 0.3}})
@@ -91,6 +92,9 @@ def handed(**validation: list[float]) -> Scores:
     scores = Scores(ready(toy((30, 26, 20, 14)), method="fedavg", data={"validation": 0.3}))
     scores.validation = {name: torch.tensor(values) for name, values in validation.items()}
     assert scores.assembly.cohort.validation.counts == (9, 8, 6, 4)
+    held = {name: Validation(mean=0.0, clients=tuple(values)) for name, values in validation.items()}
+    models = {name: ModelScores(clients=(0.0,) * 4, validation=each) for name, each in held.items()}
+    scores.ahead = scores.look_back([Line(round=1, models=models)])
     return scores
 
 

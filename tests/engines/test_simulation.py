@@ -337,17 +337,19 @@ def test_what_travels_is_counted_in_models_a_client(tmp_path: Path, method: str)
 def test_a_client_is_handed_the_model_that_is_best_on_its_validation_data(
     tmp_path: Path, seed: int, handed: set[str]
 ) -> None:
-    """On its own, with which those of all count as much as ten of its own where they are clear; with fewer than five
-    there are only these; at a tie it is the headline."""
+    """On its own, with which those of all in the round before count as much as ten of its own where they are clear;
+    with fewer than five there are only these; at a tie it is the headline."""
     federation = toy((40, 40, 40, 40, 40, 20))
     settings: dict[str, Any] = {"data": {"validation": 0.2}, "local": {"lr": 0.3}, "rounds": 5, "seed": seed}
     run = simulate(tmp_path, federation, method="scaffold", **settings)
     assert [n >= 5 for n in run.a.cohort.validation.counts] == [True] * 5 + [False]
-    held = {name: run.lines[6]["models"][name]["validation"]["clients"] for name in ("global", "personal")}
-    gains = [a - b for a, b in zip(held["global"], held["personal"], strict=True)]
+    before, gains = (
+        [a - b for a, b in zip(*(line[n]["validation"]["clients"] for n in ("global", "personal")), strict=True)]
+        for line in (run.lines[5]["models"], run.lines[6]["models"])
+    )
     counts, chosen = run.a.cohort.validation.counts, set()
-    mean = sum(n * gain for n, gain in zip(counts, gains, strict=True)) / sum(counts)
-    spread = sum((n * (gain - mean)) ** 2 for n, gain in zip(counts, gains, strict=True)) * 6 / 5
+    mean = sum(n * gain for n, gain in zip(counts, before, strict=True)) / sum(counts)
+    spread = sum((n * (gain - mean)) ** 2 for n, gain in zip(counts, before, strict=True)) * 6 / 5
     everyone = mean if abs(mean) > 2 * spread**0.5 / sum(counts) else 0.0
     for i, name in enumerate(run.problem.names):
         tensors, about = Run(run.writer.path).model(name)

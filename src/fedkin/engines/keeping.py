@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
 
 from ..base.state import State
 from ..evidence.progress import as_good
 from ..evidence.records import Line
 from ..training.evaluation import Model, Predictor
 from .assembly import Assembly
-from .scores import Scores
 
 APART = "/"
 """Between a model and the name of its rows, where it has several."""
@@ -28,8 +26,6 @@ class Keeper:
     best: dict[str, State] = field(default_factory=dict)
     """By model, its rows: `row`, or by their names where it is a Predictor."""
     now: dict[str, State] = field(default_factory=dict)
-    validation: dict[str, Tensor] = field(default_factory=dict)
-    """By model, (clients,) what it scored in that round."""
 
     def add(self, clients: list[int], models: dict[str, Model]) -> None:
         """Models of some clients, as they were scored in this round."""
@@ -54,12 +50,6 @@ class Keeper:
             self.lowest[name] = min(loss, self.lowest.get(name, math.inf))
             if as_good(loss, self.lowest[name]):
                 self.best[name] = State(**{key: tensor.clone() for key, tensor in rows.items()})
-                if held is not None:
-                    self.validation[name] = torch.tensor(held.clients, dtype=torch.float64)
-
-    def scores(self, last: Scores) -> Scores:
-        """By which clients are handed a model: those of the chosen rounds; as they are where nothing was chosen."""
-        return replace(last, validation={**last.validation, **self.validation})
 
     def of(self, clients: list[int], models: dict[str, Model]) -> dict[str, Model]:
         """What these clients are handed: of the chosen rounds; as they are where nothing was chosen."""
@@ -76,16 +66,13 @@ class Keeper:
         lowest = {
             f"{name}{APART}lowest": torch.tensor([loss], dtype=torch.float64) for name, loss in self.lowest.items()
         }
-        seen = {f"{name}{APART}validation": scores for name, scores in self.validation.items()}
-        return State({**rows, **lowest, **seen})
+        return State({**rows, **lowest})
 
     def restore(self, state: State) -> None:
         for key, tensor in state.items():
             name, _, own = key.rpartition(APART)
             if own == "lowest":
                 self.lowest[name] = float(tensor)
-            elif own == "validation":
-                self.validation[name] = tensor.clone()
             else:
                 before = dict(self.best[name].items()) if name in self.best else {}
                 self.best[name] = State(**before, **{own: tensor.to(self.assembly.device, copy=True)})

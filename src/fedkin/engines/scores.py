@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..base.weights import Layout
+from ..evidence import progress
 from ..evidence.outputs import CHOSEN, GLOBAL, MOST_BYTES, Outputs, joined
 from ..evidence.own_metric import OwnMetric, asked
-from ..evidence.progress import CLEARLY
-from ..evidence.records import ModelScores, Validation
+from ..evidence.records import Line, ModelScores, Validation
 from ..runs.folder import Writer
 from ..training.cohort import Samples
 from ..training.evaluation import Model, Predictor, all_outputs, evaluate_all
@@ -40,6 +41,8 @@ class Scores:
     validation: dict[str, Tensor] = field(default_factory=dict)
     losses: dict[str, Tensor] = field(default_factory=dict)
     """On validation data."""
+    ahead: dict[str, float] = field(default_factory=dict)
+    """`look_back`, before the closing exchange: what the server knows when it sends the last models."""
 
     @property
     def direction(self) -> int:
@@ -103,50 +106,54 @@ class Scores:
         mean = (losses[start:stop] * counts)[known].sum() / counts[known].sum()
         return float(mean) if mean.isfinite() else None
 
+    def look_back(self, lines: Sequence[Line]) -> dict[str, float]:
+        """By how much each model is ahead of the headline over all clients, where that is clear, in the rounds so far:
+        in the last, or in the one that validation data choose where the run ends by them."""
+        a, headline = self.assembly, self.assembly.method.headline
+        higher, patience = a.problem.task.metric.higher_is_better, a.config.patience
+        told = [a.problem.task.telling(a.cohort.validation.targets(i)) for i in range(a.problem.known)]
+        counts, seen = torch.tensor(told, dtype=torch.float64), dict[str, Tensor]()
+        for name in lines[-1].models if lines else ():
+            at = progress.chosen(lines, name, higher, patience) if patience else -1
+            held = lines[at].models[name].validation
+            if held is not None:
+                seen[name] = torch.from_numpy(np.array(held.clients, dtype=np.float64)) * self.direction
+        if headline not in seen:
+            return {}
+        gains = {name: scores - seen[headline] for name, scores in seen.items()}
+        return {name: _clear_mean(gain, counts * ~gain.isnan()) for name, gain in gains.items()}
+
     def best_model(self, client: int, exploded: Sequence[str] = ()) -> str:
         """The model that is best on validation data, of those that did not explode at the client; of equals the
         headline.
 
-        On the client's own, and on everybody's where these clearly tell: what all clients have seen of a model then
-        counts as much as so many samples of its own (`GUESS`). A few samples do not tell which of two models is better
-        for one client, but all of them together tell which one is better for most.
+        On the client's own, and on everybody's where these clearly tell (`ahead`): what all clients have seen of a
+        model then counts as much as so many samples of its own (`GUESS`). A few samples do not tell which of two models
+        is better for one client, but all of them together tell which one is better for most.
         """
         sound = [name for name in self.validation if name not in exploded]
         headline = self.assembly.method.headline if self.assembly.method.headline in sound else sound[0]
-        ahead = {name: self._ahead(name, headline, client) for name in sound if name != headline}
-        top = max(ahead, key=lambda name: ahead[name], default=headline)
-        return top if ahead.get(top, 0.0) > 0 else headline
+        gains = {name: self._gain(name, headline, client) for name in sound if name != headline}
+        top = max(gains, key=lambda name: gains[name], default=headline)
+        return top if gains.get(top, 0.0) > 0 else headline
 
-    def _ahead(self, name: str, headline: str, client: int) -> float:
+    def _gain(self, name: str, headline: str, client: int) -> float:
         """By how much a model is expected to be better than the headline at a client."""
-        gain, n = (self.validation[name] - self.validation[headline]) * self.direction, float(self._telling[client])
-        beside = (self._newcomers == self._newcomers[client]) & (self._telling > 0) & ~gain.isnan()
-        everyone, own = _clear_mean(gain[beside], self._telling[beside]), float(gain[client])
-        if n < ENOUGH or math.isnan(own):
-            return everyone
-        return (n * own + GUESS * everyone) / (n + GUESS)
-
-    @cached_property
-    def _telling(self) -> Tensor:
-        """(m,) validation samples of each client that tell models apart."""
-        a = self.assembly
-        told = [a.problem.task.telling(a.cohort.validation.targets(i)) for i in range(len(a.problem))]
-        return torch.tensor(told, dtype=torch.float64)
-
-    @property
-    def _newcomers(self) -> Tensor:
-        """(m,) whether a client is one."""
-        return torch.arange(len(self.assembly.problem)) >= self.assembly.problem.known
+        everyone = self.ahead.get(name, 0.0) - self.ahead.get(headline, 0.0)
+        own = float(self.validation[name][client] - self.validation[headline][client]) * self.direction
+        n = self.assembly.problem.task.telling(self.assembly.cohort.validation.targets(client))
+        return everyone if n < ENOUGH or math.isnan(own) else (n * own + GUESS * everyone) / (n + GUESS)
 
 
 def _clear_mean(values: Tensor, weights: Tensor) -> float:
-    """The weighted mean of (n,) values where it is clearly not 0, by `CLEARLY` standard errors; else 0."""
+    """The weighted mean of (n,) values where it is clearly not 0, by `progress.CLEARLY` standard errors; else 0."""
+    values, weights = values[weights > 0], weights[weights > 0]
     if len(values) < 2:
         return 0.0
     share = weights / weights.sum()
     mean = float((share * values).sum())
     error = float((share * (values - mean)).square().sum().sqrt()) * math.sqrt(len(values) / (len(values) - 1))
-    return mean if abs(mean) > CLEARLY * error else 0.0
+    return mean if abs(mean) > progress.CLEARLY * error else 0.0
 
 
 @dataclass
@@ -162,12 +169,14 @@ class HandOut:
     handed: list[str] = field(default_factory=list)
     answers: dict[str, list[Tensor]] = field(default_factory=dict)
     """By model, a tensor (n_i, ...) a client."""
+    seconds: float = 0.0
+    """That this has taken, which are no part of a round."""
     withheld: list[int] = field(default_factory=list)
     """Clients all of whose models have exploded: they are handed none."""
 
     def add(self, clients: list[int], models: dict[str, Model]) -> None:
         """The models (rows of these clients), once they are scored."""
-        a = self.scores.assembly
+        a, started = self.scores.assembly, time.perf_counter()
         exploded = self._exploded(clients, models)
         lost = [c for c, own in zip(clients, exploded, strict=True) if len(own) == len(models)]
         handed = [
@@ -184,6 +193,7 @@ class HandOut:
         self.withheld += lost
         for name, parts in found.items():
             self.answers.setdefault(name, []).extend(parts)
+        self.seconds += time.perf_counter() - started
 
     def _exploded(self, clients: list[int], models: dict[str, Model]) -> list[list[str]]:
         """For each client the models whose loss on its training samples is beyond all bounds."""

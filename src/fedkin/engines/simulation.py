@@ -467,50 +467,32 @@ class Simulation:
                 own = torch.tensor([client], device=self.a.device)
                 self.held[client] = self.trained_from[client] if client in self.trained_from else self.memory.take(own)
 
-    def _score(self, clients: list[int], mail: Mail, round: int) -> list[str]:
-        """Scores every model the method owns; returns the models' names."""
+    def _score(self, clients: list[int], mail: Mail, round: int, hand_out: HandOut | None = None) -> list[str]:
+        """Scores every model the method owns, as many clients at a time as train together, and hands them out if that
+        is due; returns the models' names."""
         names: list[str] = []
-
-        def scored(chunk: list[int], models: dict[str, Model]) -> None:
-            self.scores.add(chunk, models)
-            if self.keeper is not None and chunk[-1] < self.a.problem.known:
-                self.keeper.add(chunk, models)
-            names[:] = models
-
-        self._each_chunk(clients, mail, round, scored)
-        return names
-
-    def _hand_out(self, clients: list[int], mail: Mail, round: int, hand_out: HandOut) -> None:
-        """Saves the model that each client should use; by now all of them are scored."""
-        chosen = self.keeper is not None and clients[-1] < self.a.problem.known
-
-        def handed(chunk: list[int], models: dict[str, Model]) -> None:
-            hand_out.add(chunk, self.keeper.of(chunk, models) if self.keeper is not None and chosen else models)
-
-        self._each_chunk(clients, mail, round, handed)
-        hand_out.end()
-        for client in hand_out.withheld:
-            name = self.a.problem.names[client]
-            self.withheld += (name,)
-            self.listener.on_warning(f"Client {name!r} is handed no model: all that {self.config.method} has exploded.")
-
-    def _each_chunk(
-        self, clients: list[int], mail: Mail, round: int, do: Callable[[list[int], dict[str, Model]], None]
-    ) -> None:
-        """Something with the models of all these, of as many clients at a time as train together."""
         left = clients
         while left:
             chunk = (self.room or capacity.reckoned(self.a)).first(left)
-            ran = within_memory(partial(self._with_models, chunk, mail, round, do))
-            if isinstance(ran, RanOut):
-                self._fewer(chunk, ran)
-            else:
-                left = left[len(chunk) :]
+            models = within_memory(partial(self._scored, chunk, mail, round, hand_out))
+            if isinstance(models, RanOut):
+                self._fewer(chunk, models)
+                continue
+            names, left = models, left[len(chunk) :]
+        return names
 
-    def _with_models(
-        self, clients: list[int], mail: Mail, round: int, do: Callable[[list[int], dict[str, Model]], None]
-    ) -> None:
-        do(clients, self._models(clients, mail, round))
+    def _scored(self, clients: list[int], mail: Mail, round: int, hand_out: HandOut | None) -> list[str]:
+        models = self._models(clients, mail, round)
+        if hand_out is None or hand_out.scores is self.scores:
+            self.scores.add(clients, models)
+            if self.keeper is not None and clients[-1] < self.a.problem.known:
+                self.keeper.add(clients, models)
+        elif self.keeper is not None:  # what was chosen, which is not what it is now
+            models = self.keeper.of(clients, models)
+            hand_out.scores.add(clients, models)
+        if hand_out is not None:
+            hand_out.add(clients, models)
+        return list(models)
 
     def _models(self, clients: list[int], mail: Mail, round: int) -> dict[str, Model]:
         """Every model the method owns, of these clients."""
@@ -552,24 +534,37 @@ class Simulation:
         everyone = list(range(len(self.problem)))
         mail = self._mail(everyone, round)
         behind, loss, good = list[int](), None, list[bool]()
+        lines = read_lines(self.writer.path / "rounds.jsonl")
+        self.scores.ahead = self.scores.look_back(lines)
         if self.method.remembers == "finetuned":
-            behind = self.attendance.behind(read_lines(self.writer.path / "rounds.jsonl")[-1])
+            behind = self.attendance.behind(lines[-1])
         if behind:
             _, loss, good = yield from self._train(behind, mail, round)
-        names = self._score(everyone, mail, round)
+        chosen = self.scores if self.keeper is None else Scores(self.a, ahead=self.scores.ahead)
+        hand_out = HandOut(chosen, self.writer, self._bounds)
+        names = self._score(everyone, mail, round, hand_out if self.keeper is None else None)
         self._record(
             round,
             self.server.xi if "xi" in self.server else None,
-            seconds=time.perf_counter() - started - self.idle,
+            seconds=time.perf_counter() - started - self.idle - hand_out.seconds,
             bytes_down=mail.bytes,
             participants=tuple(self.problem.names[c] for c in behind),
             train_loss=loss,
             diverged=tuple(self.problem.names[c] for c, fine in zip(behind, good, strict=True) if not fine),
             final=True,
         )
-        scores = self.scores if self.keeper is None else self.keeper.scores(self.scores)
-        self._hand_out(everyone, mail, round, HandOut(scores, self.writer, self._bounds))
+        if self.keeper is not None:
+            self._score(everyone, mail, round, hand_out)
+        hand_out.end()
+        self._withhold(hand_out)
         return names
+
+    def _withhold(self, hand_out: HandOut) -> None:
+        """Tells who is handed no model."""
+        for client in hand_out.withheld:
+            name = self.a.problem.names[client]
+            self.withheld += (name,)
+            self.listener.on_warning(f"Client {name!r} is handed no model: all that {self.config.method} has exploded.")
 
     # ---- newcomers ----
 
@@ -600,9 +595,10 @@ class Simulation:
         mail = self._mail(newcomers, last)
         epochs = 1 + self.config.participation.novel_exchanges - exchanges
         yield from self._train(newcomers, mail, last, epochs=epochs)
-        self._score(newcomers, mail, last)
+        hand_out = HandOut(self.scores, self.writer, self._bounds)
+        self._score(newcomers, mail, last, hand_out)
+        self._withhold(hand_out)
         record = self._record_novel(last, known)
-        self._hand_out(newcomers, mail, last, HandOut(self.scores, self.writer, self._bounds))
         return Novel(clients=self.problem.names[known:], models=record.models)
 
     def _record_novel(self, round: int, known: int) -> Line:
