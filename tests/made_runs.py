@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedkin.evidence.comparison import round_taken
 from fedkin.evidence.outputs import Outputs
 from fedkin.evidence.records import Line, Summary
 
@@ -59,8 +60,8 @@ class Folder:
     def collaboration(self, round: int | None = None) -> Any:
         if not self.recorded:
             return None
-        best = self.summary["models"][self.summary["headline"]]["bmta_round"]
-        chosen = round if round is not None else min(self.recorded, key=lambda k: abs(k - best))
+        taken = round_taken(self)
+        chosen = round if round is not None else min(self.recorded, key=lambda k: abs(k - taken))
         return np.load(self.path / "collaboration" / f"round-{chosen:04d}.npy")
 
     def outputs(self, client: str | None = None) -> Outputs | None:

@@ -122,6 +122,8 @@ class Mail:
 
 
 BEFORE = "as before it was resumed"
+MOST_XI = 200
+"""Clients up to which xi is kept of every round."""
 
 
 class Simulation:
@@ -509,10 +511,11 @@ class Simulation:
         scored = self.scores.table(0, len(self.problem))
         record = Line(round=round, gradients=self.gradients, **facts, models=scored)
         self.writer.line(record)
-        if self.keeper is not None:
-            self.keeper.settle(record)
-        score = record.models[self.method.headline].mean
+        kept = None if self.keeper is None else self.keeper.settle(record)
+        held = record.models[self.method.headline].validation
+        score = None if held is None else held.mean
         better = score is not None and (self.best is None or (score - self.best[1]) * self.scores.direction > 0)
+        better = better if kept is None else self.method.headline in kept
         if xi is not None:
             self._keep_xi(round, xi, better)
         if better and score is not None:
@@ -520,8 +523,9 @@ class Simulation:
         self.listener.on_round(record)
 
     def _keep_xi(self, round: int, xi: Tensor, better: bool) -> None:
-        """Every round for up to 200 clients, every tenth beyond; the best and the last always."""
-        every = 1 if len(self.problem) <= 200 else 10
+        """Every round of so many clients, every tenth beyond; the last always, and the one that validation data would
+        choose in its place so far."""
+        every = 1 if len(self.problem) <= MOST_XI else 10
         if round % every == 0 or better or round > self.last:
             self.writer.collaboration(round, xi)
         if better and self.best and self.best[0] % every:

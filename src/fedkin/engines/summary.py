@@ -41,11 +41,12 @@ def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
     lines = [line for line in read_lines(path / "rounds.jsonl") if not line.novel]
     problem, config, metric = a.known_problem(), a.config, a.problem.task.metric
     higher = metric.higher_is_better
-    models = {}
+    models, rounds = {}, {}
     for name in came.models:
         test = np.array([line.models[name].clients for line in lines], dtype=np.float64)
         known = all(line.models[name].validation is not None for line in lines)
         taken = chosen(lines, name, higher, config.patience)
+        rounds[name] = lines[taken].round
         at, best = statistics.best_mean(test, higher)
         models[name] = ModelSummary(
             bmta=best,
@@ -73,7 +74,7 @@ def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
         headline=a.method.headline,
         models=models,
         kept=came.kept,
-        collaboration=_collaboration(path, a, models[a.method.headline].bmta_round),
+        collaboration=_collaboration(path, a, rounds[a.method.headline]),
         novel=came.novel,
         untrained=untrained(a.problem.task, ((c.train, c.test) for c in a.federation.clients[: a.problem.known])),
         notes=a.federation.notes,
@@ -93,8 +94,9 @@ def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
     )
 
 
-def _collaboration(path: Path, a: Assembly, best: int) -> Collaboration | None:
-    """How much of xi stays within the known groups, and how well the groups read off it agree, at the best round.
+def _collaboration(path: Path, a: Assembly, taken: int) -> Collaboration | None:
+    """How much of xi stays within the known groups, and how well the groups read off it agree, at the round that was
+    taken.
 
     None where every client is a group of its own, as there is nothing to agree with.
     """
@@ -102,7 +104,7 @@ def _collaboration(path: Path, a: Assembly, best: int) -> Collaboration | None:
     recorded = sorted((path / "collaboration").glob("round-*.npy"))
     if groups is None or not recorded or len(set(groups.tolist())) == len(groups):
         return None
-    at = min(recorded, key=lambda f: abs(int(f.stem.removeprefix("round-")) - best))
+    at = min(recorded, key=lambda f: abs(int(f.stem.removeprefix("round-")) - taken))
     xi = np.load(at, allow_pickle=False)
     known = groups.tolist()
     return Collaboration(

@@ -360,15 +360,15 @@ def _collaboration(found: Findings) -> str:
     if not panels:
         return ""
     choice = f"<p><label>Method <select data-panels>{''.join(options)}</select></label></p>" if len(panels) > 1 else ""
-    lines = "the known groups" if first[0][1].summary.groups else "groups read off the matrix in the best round"
+    lines = "the known groups" if first[0][1].summary.groups else "groups read off the matrix in the chosen round"
     about = f"""How much each client’s model (column) counts in the model made for another (row). Clients are in order
-of group, then name; orange lines mark {lines}. The scale ends at the largest weight on another client, so a client’s
-own weight on the diagonal may lie beyond it."""
+of group, then name; orange lines mark {lines}. Shown first is the round that the scores stand on. The scale ends at the
+largest weight on another client, so a client’s own weight on the diagonal may lie beyond it."""
     return html.section("Who learns from whom", about, choice + "".join(panels))
 
 
 def _kin(run: Run) -> str:
-    """What the matrix of the best recorded round says in words."""
+    """What the matrix of the chosen round says in words."""
     found = run.collaboration(None)
     assert found is not None
     xi, clients = checked_xi(run, found), run.summary.clients
@@ -377,13 +377,13 @@ def _kin(run: Run) -> str:
     families = [[clients[i] for i in order if labels[i] == label] for label in np.unique(labels)]
     families = [family for family in families if len(family) > 1]
     if not families:
-        return '<p class="note">In the best recorded round no clients clearly prefer each other.</p>'
+        return '<p class="note">In the chosen round no clients clearly prefer each other.</p>'
     index = ""
     if known and len(set(groups.tolist())) < len(groups):
         index = f"; adjusted Rand index {statistics.adjusted_rand(labels, groups):.2f} with the known ones"
     items = "".join(f"<li>{escaped(', '.join(family))}</li>" for family in families)
     about = '<p class="note">Clients that give each other clearly more than the uniform share:</p>'
-    return html.fold(f"Groups found in the best recorded round: {len(families)}{index}", f"{about}<ul>{items}</ul>")
+    return html.fold(f"Groups found in the chosen round: {len(families)}{index}", f"{about}<ul>{items}</ul>")
 
 
 def _settings(found: Findings, about: Mapping[str, Any]) -> str:

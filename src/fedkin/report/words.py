@@ -401,12 +401,13 @@ def xi_groups(run: Run, xi: NDArray[Any]) -> tuple[NDArray[np.int64], bool]:
 
 
 def recorded_xi(run: Run, limit: int) -> dict[int, NDArray[np.float32]]:
-    """{round: xi (m, m)} of about `limit` recorded rounds, evenly spread; the first, the best and the last included."""
+    """{round: xi (m, m)} of about `limit` recorded rounds, evenly spread; the first, the chosen and the last
+    included."""
     recorded = sorted(run.recorded)
     spread = {recorded[i] for i in np.linspace(0, len(recorded) - 1, limit).round().astype(int)} if recorded else set()
-    best = best_round(run)
+    taken = comparison.round_taken(run)
     found: dict[int, NDArray[np.float32]] = {}
-    for k in [k for k in recorded if k in spread or k == best]:
+    for k in [k for k in recorded if k in spread or k == taken]:
         xi = run.collaboration(k)
         if xi is not None:
             found[k] = checked_xi(run, xi)
@@ -418,8 +419,3 @@ def checked_xi(run: Run, xi: NDArray[Any]) -> NDArray[np.float32]:
     if xi.shape != (m, m):
         raise ValueError(f"A collaboration matrix in {run.path} has shape {xi.shape}, but the run has {m} clients.")
     return np.asarray(xi, dtype=np.float32)
-
-
-def best_round(run: Run) -> int:
-    """The round in which the headline model was best on test data."""
-    return run.summary.models[run.summary.headline].bmta_round
