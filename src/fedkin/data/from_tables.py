@@ -281,6 +281,7 @@ class _Silos:
                 pair(c, p.validation),
                 preprocessing=with_ranges(fits[c], raw.numpy()[p.train]),
                 test_rows=torch.from_numpy(np.searchsorted(self.rows.own[c], p.test)),
+                test_subjects=None if found is None else torch.from_numpy(found.codes[p.test]),
                 weight=None if weight is None else weight[torch.from_numpy(p.train)],
             )
             for c, p in parts.items()

@@ -19,6 +19,7 @@ from ..base.wording import first_line
 from ..errors import FedkinError
 from ..evidence.progress import exhausted
 from ..evidence.records import Execution, Line, Novel
+from ..evidence.untrained import Answers
 from ..methods._method import Method
 from ..methods._problem import Problem
 from ..runs.checkpoint import Checkpoint
@@ -159,6 +160,8 @@ class Simulation:
         """The latest round."""
         self.withheld: tuple[str, ...] = ()
         """Clients that are handed no model."""
+        self.untrained: Answers = {}
+        """What needs no federation answered on the test samples."""
         self.upto: int | None = None
         """Rounds that are run whatever validation data say, and no more: as many as others of a comparison have."""
         self.exploded: Tensor | None = None
@@ -218,7 +221,7 @@ class Simulation:
         closing = yield from self._closing(self.last + 1)
         novel = (yield from self._newcomers()) if self.a.problem.known < len(self.a.problem) else None
         kept = tuple(name for name in closing if name in self.memory)
-        came = Outcome(self.last, closing, kept, novel, self.peak.bytes(), self._how(), self.withheld)
+        came = Outcome(self.last, closing, kept, novel, self.peak.bytes(), self._how(), self.withheld, self.untrained)
         self.writer.summary(summarise(self.writer.path, self.a, came))
 
     def _done(self, round: int) -> bool:
@@ -558,6 +561,7 @@ class Simulation:
         if self.keeper is not None:
             self._score(everyone, mail, round, hand_out)
         hand_out.end()
+        self.untrained = hand_out.beside
         self._withhold(hand_out)
         return names
 

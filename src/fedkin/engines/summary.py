@@ -15,10 +15,11 @@ from .. import data
 from ..base.machine import device_name
 from ..evidence.progress import chosen, still_improving
 from ..evidence.records import Collaboration, Execution, ModelSummary, Novel, Summary
-from ..evidence.untrained import untrained
+from ..evidence.untrained import LINEAR, Answers, scored
 from ..maths import statistics
 from ..runs.folder import read_lines
 from .assembly import Assembly
+from .scores import own_samples
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Outcome:
     peak_bytes: int
     execution: Execution
     withheld: tuple[str, ...]
+    beside: Answers
+    """What needs no federation answered."""
 
 
 def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
@@ -58,6 +61,7 @@ def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
             std=float(np.nanstd(test[at])),
             improving=still_improving(lines, name),
         )
+    beside = scored(a.problem.task, came.beside, own_samples(a))
     return Summary(
         method=config.method,
         data=data.short(config.data.name),
@@ -76,7 +80,8 @@ def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
         kept=came.kept,
         collaboration=_collaboration(path, a, rounds[a.method.headline]),
         novel=came.novel,
-        untrained=untrained(a.problem.task, ((c.train, c.test) for c in a.federation.clients[: a.problem.known])),
+        untrained=next((own for name, own in beside.items() if name != LINEAR), None),
+        linear=beside.get(LINEAR),
         notes=a.federation.notes,
         ended="rounds" if came.rounds == config.rounds or not config.patience else "validation",
         diverged=tuple(dict.fromkeys(name for line in lines for name in line.diverged)),

@@ -268,7 +268,7 @@ class _Measure:
 
 
 def _kept(seeds: Sequence[Outputs]) -> list[tuple[own_metric.OwnMetric, int]]:
-    return [(outputs.own, outputs.counts[0]) for outputs in seeds if outputs.own is not None]
+    return [(outputs.own, _tested([outputs])) for outputs in seeds if outputs.own is not None]
 
 
 @dataclass(frozen=True)
