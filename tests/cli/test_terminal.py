@@ -26,7 +26,7 @@ from fedkin.evidence.levels import Level, LevelRow, Levels, Sides, Span
 from fedkin.evidence.newcomers import Served, Spread
 from fedkin.evidence.records import Summary
 from fedkin.evidence.references import Reference
-from fedkin.evidence.worth_joining import Joining, Silo
+from fedkin.evidence.verdicts import Joining, Silo
 from fedkin.maths.statistics import Comparison
 
 

@@ -26,7 +26,7 @@ from ..evidence.estimates import Estimate
 from ..evidence.findings import Findings
 from ..evidence.levels import Span
 from ..evidence.records import Line
-from ..evidence.worth_joining import Silo
+from ..evidence.verdicts import Silo
 from ..studies import compare
 from ..studies.run import Run
 from ..studies.tune import Tuned
@@ -128,7 +128,7 @@ def show_training(conditions: Mapping[str, Findings], below: bool = True) -> Non
 
 def show_references(results: compare.Results) -> None:
     """The rows without federated learning: what needs no training, and those that were asked for."""
-    from ..report.words import score_text
+    from ..report.words import score_text, unbeaten
 
     found, metric = results.findings, results.findings.metric
     lines = [*references.rows(found.untrained), *references.rows(results.references())]
@@ -141,19 +141,14 @@ def show_references(results: compare.Results) -> None:
             values = (row.mean, row.worst, row.std_clients, row.std_seeds, row.last)
             table.add_row(row.name, *(score_text(value, metric) for value in values))
         out.print(table)
+    for sentence in unbeaten(found):
+        out.print(sentence, style="yellow", highlight=False, markup=False)
 
 
 def show_joining(findings: Findings) -> None:
     """Whether it was worth joining: a table where silos are few, and what they come to."""
-    from ..report.words import (
-        estimate_text,
-        gain_text,
-        is_share,
-        joining_told,
-        joining_words,
-        metric_name,
-        score_text,
-    )
+    from ..report.verdicts import joining_told, joining_words, verdict_text
+    from ..report.words import estimate_text, gain_text, is_share, metric_name, score_text
 
     found = findings.joined
     if found is not None and len(found.silos) <= MOST_SILOS:
@@ -168,18 +163,25 @@ def show_joining(findings: Findings) -> None:
             return narrow if out.width < 100 else estimate_text(score, found.metric)
 
         def verdict(silo: Silo) -> str:
-            """Why it cannot be told is said of silos that are too small, where there is room."""
-            short = silo.large_enough or out.width < 100
-            return silo.verdict.partition(":")[0] if short else silo.verdict
+            """Why it cannot be told is said of silos that are too small or held back, where there is room."""
+            whole = verdict_text(silo, found.metric)
+            short = (silo.large_enough and not silo.held_back) or out.width < 100
+            return whole.partition(":")[0] if short else whole
 
-        for head in ("alone", *(["global"] if plain else []), found.method, "gain"):
+        beside = found.baselines if out.width >= 100 else []
+        if out.width >= 100 and any(silo.subjects for silo in found.silos):
+            table.add_column("test\nsubjects", justify="right")
+        for head in (*beside, "alone", *(["global"] if plain else []), found.method, "gain"):
             table.add_column(head, justify="right")
-        table.add_column("worth joining?", no_wrap=True)
+        table.add_column("worth joining?", no_wrap=not any(silo.held_back for silo in found.silos))
         for silo in found.silos:
             scores = (silo.alone, silo.common, silo.personal) if plain else (silo.alone, silo.personal)
+            whose = [f"{silo.subjects or silo.samples:,}"] if table.columns[2].header == "test\nsubjects" else []
             table.add_row(
                 escape(silo.client),
                 f"{silo.samples:,}",
+                *whose,
+                *(score_text(silo.beside.get(name), found.metric).replace(" %", "") for name in beside),
                 *(told(score).replace(" %", "") for score in scores),
                 gain_text(silo.gain, found.metric),
                 f"[{COLOURS[silo.answer]}]{escape(verdict(silo))}[/]",

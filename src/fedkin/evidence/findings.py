@@ -17,7 +17,8 @@ from .older import Older, older
 from .references import Reference
 from .trained_with import trained_with
 from .untrained import beside
-from .worth_joining import Best, Joining, JoiningError, NotKept, Scorecard
+from .verdicts import Joining, JoiningError
+from .worth_joining import Best, NotKept, Scorecard
 
 
 class Findings:

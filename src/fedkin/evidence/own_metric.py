@@ -73,11 +73,11 @@ def _drawing(targets: Tensor, subjects: Tensor) -> Callable[[], Tensor]:
     """Draws subjects with replacement, by a generator that the targets (n, ...) alone decide: the places of their
     samples. subjects: (n,) whose sample it is."""
     found = hashlib.sha256(targets.contiguous().numpy().tobytes()).digest()
-    rng, n = np.random.default_rng(list(found)), len(subjects.unique())
+    sizes = np.unique(subjects.numpy(), return_counts=True)[1].tolist()
+    rng, n = np.random.default_rng(list(found)), len(sizes)
     if n == len(subjects):
         return lambda: torch.from_numpy(rng.integers(max(n, 1), size=n))
-    order, sizes = subjects.argsort(stable=True), subjects.unique(return_counts=True)[1].tolist()
-    samples = torch.split(order, sizes)
+    samples = torch.split(subjects.argsort(stable=True), sizes)
     return lambda: torch.cat([samples[i] for i in rng.integers(n, size=n).tolist()])
 
 

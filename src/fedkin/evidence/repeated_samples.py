@@ -235,8 +235,8 @@ def _newcombe(tests: Sequence[Test], model: int = 0, level: float = 0.95) -> tup
             found.setdefault(c, []).append((float(own.mean()), *sides))
     bounds = []
     for parts in found.values():
-        values, mine, own, others, rest = zip(*parts, strict=True)
-        counts = _independent(mine, own), _independent(others, rest)
+        values, positives, above, negatives, below = zip(*parts, strict=True)
+        counts = _independent(positives, above), _independent(negatives, below)
         bounds.append(statistics.auc_interval(float(np.mean(values)), *counts, level))
     low, high = np.mean(bounds, axis=0).tolist()
     if tests[0].rows is None:

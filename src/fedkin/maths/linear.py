@@ -32,7 +32,7 @@ def ridge(x: Array, y: Array, weight: Array, penalty: float) -> Array:
     centred = x - x_mean
     products = centred.T @ (weight[:, None] * centred) + penalty * np.eye(x.shape[1])
     b = np.linalg.solve(products, centred.T @ (weight * (y - y_mean)))
-    return np.r_[y_mean - x_mean @ b, b]
+    return np.concatenate([[y_mean - x_mean @ b], b])
 
 
 def left_out(x: Array, y: Array, weight: Array, penalties: Sequence[float]) -> float:

@@ -16,8 +16,9 @@ from ..evidence import comparison
 from ..evidence.comparison import Row, Run
 from ..evidence.estimates import Estimate
 from ..evidence.findings import Findings
-from ..evidence.worth_joining import Joining
+from ..evidence.verdicts import Joining
 from ..maths import statistics
+from .verdicts import verdict_text
 from .words import (
     ANSWERS,
     BOX_FROM,
@@ -174,7 +175,9 @@ def joining(found: Joining) -> go.Figure:
             error_x=_whiskers(gains, colour),
             mode="markers",
             marker={"color": colour, "size": 9, "symbol": "square"},
-            text=[f"{names[i]}: {gain_text(silos[i].gain, metric)}<br>{silos[i].verdict}" for i in chosen],
+            text=[
+                f"{names[i]}: {gain_text(silos[i].gain, metric)}<br>{verdict_text(silos[i], metric)}" for i in chosen
+            ],
             hovertemplate="%{text}<extra></extra>",
             showlegend=False,
             row=1,

@@ -15,7 +15,7 @@ import numpy as np
 from ..evidence import comparison
 from ..evidence.comparison import Row, Run
 from ..evidence.findings import Findings
-from ..evidence.worth_joining import Joining
+from ..evidence.verdicts import Joining
 from .words import (
     ANSWERS,
     BOX_FROM,

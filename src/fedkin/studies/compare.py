@@ -15,7 +15,7 @@ from ..engines.start import Network, Settings, Silos, configured, understood
 from ..evidence.comparison import Pair, Row
 from ..evidence.findings import Findings
 from ..evidence.references import Reference, rows
-from ..evidence.worth_joining import Joining
+from ..evidence.verdicts import Joining
 from ..methods import Named
 from ..runs.config import merge
 from . import rates, references
