@@ -123,6 +123,22 @@ LENIENT = settings(
 @LENIENT
 @given(worlds())
 def test_a_page_and_the_terminal_say_one_thing(world: dict[str, Any]) -> None:
+    say_one_thing(world)
+
+
+def test_so_they_do_where_a_line_of_ones_own_stands_in_the_way_of_a_yes() -> None:
+    """Worlds in which many gain for sure; that some of them are held back, and others not, is seen to."""
+    common = {"clients": 6, "seeds": 1, "rounds": 1, "metric": "accuracy", "validation": True, "answers": True}
+    answers: list[str] = []
+    for draw in range(12):
+        world = {"methods": ["separate", "fedavg", "fedamp"], "with nothing": ("majority", "linear"), "tests": 200}
+        joined = say_one_thing(common | world | {"spread": 0.1, "draw": draw}).joined
+        assert joined is not None
+        answers += ["held back" if silo.held_back else silo.answer for silo in joined.silos]
+    assert all(answers.count(each) >= 5 for each in ("held back", "yes", "no", "cannot tell"))
+
+
+def say_one_thing(world: dict[str, Any]) -> Findings:
     with TemporaryDirectory() as folder:
         runs = made(Path(folder), world)
         found = Findings(runs)
@@ -142,6 +158,7 @@ def test_a_page_and_the_terminal_say_one_thing(world: dict[str, Any]) -> None:
             nothing_is_praised_that_is_beaten(text, runs, truth, sign)
         tiles_follow(page, found)
         worse_than_alone_is_counted(page, truth, sign)
+        return found
 
 
 def read(page: Path) -> str:
