@@ -218,6 +218,28 @@ def test_without_a_global_model_and_on_a_narrow_terminal_columns_keep_their_head
     ]
 
 
+def test_what_silos_have_with_nothing_stands_beside_where_there_is_room(tmp_path: Path, screen: Screen) -> None:
+    screen.width = 120
+    north = replace(NORTH, beside={"linear": 0.83, "majority": 0.4}, no_worse=("linear",), subjects=17)
+    south = replace(SOUTH, beside={"majority": 0.45})
+    terminal.show_joining(compared(tmp_path, joined=answers(north, south)))
+    cells = lines(screen.tables[0])
+    assert cells["north"][:4] == [
+        ("test samples", "41"),
+        ("test subjects", "17"),
+        ("majority", "40.0"),
+        ("linear", "83.0"),
+    ]
+    assert cells["north"][-1] == ("worth joining?", "cannot tell: linear is no worse")
+    assert cells["south"][1:4] == [("test subjects", "1,234"), ("majority", "45.0"), ("linear", "–")]
+    assert "At north joining is better for sure than the network alone, but a linear model of its own" in screen.text
+    screen.width = 100
+    terminal.show_joining(compared(tmp_path / "narrow", joined=answers(north, south)))
+    assert [head for head, _ in lines(screen.tables[1])["north"]] == [
+        "test samples", "alone", "global", "fedamp", "gain", "worth joining?",
+    ]  # fmt: skip
+
+
 # ---- one run ----
 
 

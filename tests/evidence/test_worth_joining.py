@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -701,6 +701,45 @@ def test_a_comparison_on_digits_answers_for_each_silo(tmp_path: Path) -> None:
         assert silo.gain.value == pytest.approx(silo.personal.value - silo.alone.value)
         assert silo.gain.low <= silo.gain.value <= silo.gain.high
     assert results.worth_joining("balanced_accuracy").metric == "balanced_accuracy"
+
+
+def test_a_table_of_visits_is_judged_by_patient_from_its_reading_on(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    lines = ["clinic,patient,age,marker,ill"]
+    for clinic in ("north", "south"):
+        for patient in range(40):
+            age, marker = rng.normal(size=2)
+            ill = "yes" if age + rng.normal(0, 0.7) > 0 else "no"
+            lines += [
+                f"{clinic},{clinic}{patient},{age + 0.1 * rng.normal():.3f},{marker + 0.1 * rng.normal():.3f},{ill}"
+                for _ in range(4)
+            ]
+    (tmp_path / "visits.csv").write_text("\n".join(lines) + "\n")
+    settings = {"rounds": 2, "data": {"name": str(tmp_path / "visits.csv")}}
+    methods = ["separate", "fedavg"]
+    tables = {"clinic": {"group": "patient"}, "plain": {"ignore": ["patient"]}}
+    found = {
+        name: fedkin.compare(
+            settings | {"table": {"client": "clinic", "target": "ill"} | more},
+            methods=methods,
+            seeds=2,
+            out=tmp_path / name,
+        )
+        for name, more in tables.items()
+    }
+    joining = found["clinic"].worth_joining()
+    for silo in joining.silos:
+        assert silo.subjects is not None and silo.samples == 4 * silo.subjects
+        assert set(silo.beside) == {"majority", "linear"}
+    assert all(silo.subjects is None for silo in found["plain"].worth_joining().silos)
+    for run in found["clinic"].runs:
+        outputs = run.outputs("north")
+        assert outputs is not None and outputs.subjects is not None
+        bare = replace(outputs, subjects=None).metrics()["north"]["chosen"]
+        for name, score in run.metrics()["north"]["chosen"].items():
+            assert score.value == bare[name].value
+            assert score.high - score.low > 1.3 * (bare[name].high - bare[name].low), name
+    assert not any("Intervals" in note for run in found["clinic"].runs for note in run.summary.notes)
 
 
 def test_seeds_of_a_table_know_their_patients_and_those_of_dealt_data_do_not(tmp_path: Path) -> None:

@@ -42,6 +42,8 @@ def _console(stderr: bool = False) -> Console:
 
 MOST_SILOS = 12
 """Silos that a table in the terminal is made for."""
+WIDE = 112
+"""Characters from which on a table of silos has room for what they have with nothing."""
 COLOURS = {"yes": "green", "no": "red", "cannot tell": "dim"}
 
 out = _console()
@@ -147,7 +149,7 @@ def show_references(results: compare.Results) -> None:
 
 def show_joining(findings: Findings) -> None:
     """Whether it was worth joining: a table where silos are few, and what they come to."""
-    from ..report.verdicts import joining_told, joining_words, verdict_text
+    from ..report.verdicts import joining_told, joining_words
     from ..report.words import estimate_text, gain_text, is_share, metric_name, score_text
 
     found = findings.joined
@@ -155,7 +157,7 @@ def show_joining(findings: Findings) -> None:
         title = f"Was it worth joining? Test {metric_name(found.metric)}{' in %' if is_share(found.metric) else ''}"
         table = Table("silo", title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
         table.add_column("test\nsamples", justify="right")
-        plain = any(silo.common for silo in found.silos)
+        plain, wide = any(silo.common for silo in found.silos), out.width >= WIDE
 
         def told(score: Estimate | None) -> str:
             """On a narrow terminal without its interval; the one of the gain is what matters."""
@@ -163,20 +165,22 @@ def show_joining(findings: Findings) -> None:
             return narrow if out.width < 100 else estimate_text(score, found.metric)
 
         def verdict(silo: Silo) -> str:
-            """Why it cannot be told is said of silos that are too small or held back, where there is room."""
-            whole = verdict_text(silo, found.metric)
-            short = (silo.large_enough and not silo.held_back) or out.width < 100
-            return whole.partition(":")[0] if short else whole
+            """Why it cannot be told is said of silos that are too small, or held back by what stands in a column, where
+            there is room."""
+            if silo.held_back:
+                return f"cannot tell: {silo.held_back} is no worse" if wide else "cannot tell"
+            short = silo.large_enough or out.width < 100
+            return silo.verdict.partition(":")[0] if short else silo.verdict
 
-        beside = found.baselines if out.width >= 100 else []
-        if out.width >= 100 and any(silo.subjects for silo in found.silos):
+        beside, by_subject = found.baselines if wide else [], wide and any(silo.subjects for silo in found.silos)
+        if by_subject:
             table.add_column("test\nsubjects", justify="right")
         for head in (*beside, "alone", *(["global"] if plain else []), found.method, "gain"):
             table.add_column(head, justify="right")
-        table.add_column("worth joining?", no_wrap=not any(silo.held_back for silo in found.silos))
+        table.add_column("worth joining?", no_wrap=True)
         for silo in found.silos:
             scores = (silo.alone, silo.common, silo.personal) if plain else (silo.alone, silo.personal)
-            whose = [f"{silo.subjects or silo.samples:,}"] if table.columns[2].header == "test\nsubjects" else []
+            whose = [f"{silo.subjects or silo.samples:,}"] if by_subject else []
             table.add_row(
                 escape(silo.client),
                 f"{silo.samples:,}",
