@@ -207,7 +207,7 @@ def test_every_column_of_joining_stands_under_its_heading(tmp_path: Path, screen
 def test_without_a_global_model_and_on_a_narrow_terminal_columns_keep_their_headings(
     tmp_path: Path, screen: Screen
 ) -> None:
-    screen.width = 80
+    screen.width = 64
     terminal.show_joining(compared(tmp_path, joined=answers(replace(NORTH, common=None))))
     assert lines(screen.tables[0])["north"] == [
         ("test samples", "41"),
@@ -235,9 +235,13 @@ def test_what_silos_have_with_nothing_stands_beside_where_there_is_room(tmp_path
     assert "At north joining is better for sure than the network alone, but a linear model of its own" in screen.text
     screen.width = 100
     terminal.show_joining(compared(tmp_path / "narrow", joined=answers(north, south)))
-    assert [head for head, _ in lines(screen.tables[1])["north"]] == [
+    assert [cell for head, cell in lines(screen.tables[1])["north"] if head in ("linear", "alone")] == ["83.0", "60.0"]
+    screen.width = 70
+    terminal.show_joining(compared(tmp_path / "narrower", joined=answers(north, south)))
+    assert [head for head, _ in lines(screen.tables[2])["north"]] == [
         "test samples", "alone", "global", "fedamp", "gain", "worth joining?",
     ]  # fmt: skip
+    assert lines(screen.tables[2])["north"][-1][1] == "cannot tell"
 
 
 # ---- one run ----

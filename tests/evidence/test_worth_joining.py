@@ -674,7 +674,7 @@ def test_the_terminal_shows_a_table_for_few_silos_and_a_sentence_for_many(capsys
     assert "Joining with fedamp helped north, harmed west, and for east and south it cannot be told." in said
     small = {"coast": first(2, 6), "north": first(20, 40)}
     show_joining(Findings([Made("separate", small), Made("fedamp", small)]))  # type: ignore[list-item]
-    assert "cannot tell: 6 test samples are too few for a verdict" in capsys.readouterr().out
+    assert "cannot tell: only 6 test samples" in capsys.readouterr().out
     many = {f"silo-{i}": first(20, 40) for i in range(31)}
     show_joining(Findings([Made("separate", many), Made("fedamp", many)]))  # type: ignore[list-item]
     said = capsys.readouterr().out

@@ -22,15 +22,14 @@ from ..engines.capacity import threads
 from ..engines.simulation import Interrupted, Listener
 from ..evidence import references
 from ..evidence.crossed import Crossed
-from ..evidence.estimates import Estimate
 from ..evidence.findings import Findings
 from ..evidence.levels import Span
 from ..evidence.records import Line
-from ..evidence.verdicts import Silo
 from ..studies import compare
 from ..studies.run import Run
 from ..studies.tune import Tuned
 from ..studies.vary import Levels
+from . import silos
 
 
 def _console(stderr: bool = False) -> Console:
@@ -42,8 +41,6 @@ def _console(stderr: bool = False) -> Console:
 
 MOST_SILOS = 12
 """Silos that a table in the terminal is made for."""
-WIDE = 112
-"""Characters from which on a table of silos has room for what they have with nothing."""
 COLOURS = {"yes": "green", "no": "red", "cannot tell": "dim"}
 
 out = _console()
@@ -150,46 +147,18 @@ def show_references(results: compare.Results) -> None:
 def show_joining(findings: Findings) -> None:
     """Whether it was worth joining: a table where silos are few, and what they come to."""
     from ..report.verdicts import joining_told, joining_words
-    from ..report.words import estimate_text, gain_text, is_share, metric_name, score_text
+    from ..report.words import is_share, metric_name
 
     found = findings.joined
     if found is not None and len(found.silos) <= MOST_SILOS:
         title = f"Was it worth joining? Test {metric_name(found.metric)}{' in %' if is_share(found.metric) else ''}"
         table = Table("silo", title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
-        table.add_column("test\nsamples", justify="right")
-        plain, wide = any(silo.common for silo in found.silos), out.width >= WIDE
-
-        def told(score: Estimate | None) -> str:
-            """On a narrow terminal without its interval; the one of the gain is what matters."""
-            narrow = score_text(score.value if score else None, found.metric)
-            return narrow if out.width < 100 else estimate_text(score, found.metric)
-
-        def verdict(silo: Silo) -> str:
-            """Why it cannot be told is said of silos that are too small, or held back by what stands in a column, where
-            there is room."""
-            if silo.held_back:
-                return f"cannot tell: {silo.held_back} is no worse" if wide else "cannot tell"
-            short = silo.large_enough or out.width < 100
-            return silo.verdict.partition(":")[0] if short else silo.verdict
-
-        beside, by_subject = found.baselines if wide else [], wide and any(silo.subjects for silo in found.silos)
-        if by_subject:
-            table.add_column("test\nsubjects", justify="right")
-        for head in (*beside, "alone", *(["global"] if plain else []), found.method, "gain"):
+        (_, *heads, last), rows = silos.fitting(found, out.width)
+        for head in heads:
             table.add_column(head, justify="right")
-        table.add_column("worth joining?", no_wrap=True)
-        for silo in found.silos:
-            scores = (silo.alone, silo.common, silo.personal) if plain else (silo.alone, silo.personal)
-            whose = [f"{silo.subjects or silo.samples:,}"] if by_subject else []
-            table.add_row(
-                escape(silo.client),
-                f"{silo.samples:,}",
-                *whose,
-                *(score_text(silo.beside.get(name), found.metric).replace(" %", "") for name in beside),
-                *(told(score).replace(" %", "") for score in scores),
-                gain_text(silo.gain, found.metric),
-                f"[{COLOURS[silo.answer]}]{escape(verdict(silo))}[/]",
-            )
+        table.add_column(last, no_wrap=True)
+        for silo, (name, *cells, verdict) in zip(found.silos, rows, strict=True):
+            table.add_row(escape(name), *cells, f"[{COLOURS[silo.answer]}]{escape(verdict)}[/]")
         out.print(table)
         out.print(joining_words(found), style="dim", highlight=False)
     for sentence in joining_told(findings):

@@ -38,6 +38,8 @@ class Telling:
     fewest: int = FEWEST_SAMPLES
     one: str = "test sample"
     many: str = "test samples"
+    brief: str = "test samples"
+    """What there are so many of, where there is little room."""
 
     @property
     def enough(self) -> bool:
@@ -57,16 +59,16 @@ def telling(metric: str, seeds: Sequence[Outputs]) -> Telling:
     if metric == "c_index":
         told = [concordance.sizes(each.targets)[0] for each in seeds]
         number = _different(seeds, told)
-        return Telling(number, round(number), FEWEST_EVENTS, "test event", "test events")
+        return Telling(number, round(number), FEWEST_EVENTS, "test event", "test events", "test events")
     if metric not in CLASSES:
         number = _different(seeds, [np.ones(len(each.targets), dtype=np.bool_) for each in seeds])
-        return Telling(number, round(number), FEWEST_SAMPLES, word, f"{word}s")
+        return Telling(number, round(number), FEWEST_SAMPLES, word, f"{word}s", f"{word}s")
     present = sorted({c for each in seeds for c in each.targets.tolist()})
     sizes = [_different(seeds, [(each.targets == c).numpy() for each in seeds]) for c in present]
     which = "rarest" if len(present) > 2 else "rarer"
     least = round(min(sizes, default=0))
     rare = f"of the {which} class"
-    return Telling(_together(sizes), least, FEWEST_SAMPLES, f"{word} {rare}", f"{word}s {rare}")
+    return Telling(_together(sizes), least, FEWEST_SAMPLES, f"{word} {rare}", f"{word}s {rare}", rare)
 
 
 def several(outputs: Outputs) -> bool:
