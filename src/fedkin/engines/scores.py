@@ -237,11 +237,16 @@ class HandOut:
             target_mean=task.units[0],
             target_scale=task.units[1],
             class_names=task.class_names,
-            beside={name: torch.cat([each[c] for c in self.clients]).float() for name, each in self.beside.items()},
+            beside=self._beside(),
             rows=torch.cat(rows).long() if len(rows) == len(self.clients) else None,
             subjects=torch.cat(subjects).long() if len(subjects) == len(self.clients) else None,
         )
         return outputs if task.metric.kind is not None else replace(outputs, own=self._own(outputs))
+
+    def _beside(self) -> dict[str, Tensor]:
+        """What needs no federation answered, as the models' answers are kept; nothing where that takes much."""
+        found = {name: torch.cat([each[c] for c in self.clients]).float() for name, each in self.beside.items()}
+        return found if sum(each.nbytes for each in found.values()) <= MOST_BYTES else {}
 
     def _own(self, outputs: Outputs) -> OwnMetric:
         """What a metric of the user's own says of the models handed out, and of the one for all where there is one."""

@@ -104,7 +104,8 @@ class Findings:
 
     @cached_property
     def untrained(self) -> list[Reference]:
-        """What needs no training: the most frequent class, or the mean, of each silo's own data, by seed."""
+        """What needs no federation: the most frequent class, or the mean, of each silo's own data, and its own linear
+        model, by seed."""
         return beside(self.runs)
 
     @cached_property
