@@ -3,9 +3,10 @@
 Of an AUC and of a balanced accuracy it is the rarer class: two positives among two hundred rows are two, whatever the
 two hundred say. Of a C-index it is the events. Where several samples are one subject's, subjects count.
 
-`python benchmarks/fewest.py` tells two equally good models apart, of few samples: with ten of the rarer class 4 to 8
-verdicts in 100 are false where 5 are meant, with two up to 15. With ten events among two hundred patients it is 8, with
-fifteen 6, with two 38.
+In `python benchmarks/fewest.py` two equally good models are told apart by AUC, where 5 of 100 are meant, in 4 to 8 with
+ten positives, and in up to 17 with two. By the C-index it is 6 to 9 with fifteen events and up to 34 with two; at the
+level that one of twenty silos needs, where a quarter of 1 is meant, 2 with ten events and less than 1 with fifteen. A
+balanced accuracy errs the other way, as its intervals are wide: few positives hardly ever tell it apart.
 """
 
 from __future__ import annotations
