@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -22,6 +24,7 @@ from fedkin.evidence.comparison import Run
 from fedkin.evidence.findings import Findings
 from fedkin.evidence.references import rows
 from fedkin.evidence.untrained import PENALTIES, Own, answers, scored
+from fedkin.maths import linear
 
 SETTINGS = {"rounds": 1, "model": {"name": "mlp", "settings": {"hidden": [4]}}}
 
@@ -164,6 +167,30 @@ def test_weights_of_rows_count() -> None:
     plain, weighted = (answers(task, [part._replace(weight=w)])["linear"][0] for w in (None, times.double()))
     assert not torch.allclose(plain, weighted)
     assert torch.equal(plain, answers(task, [part._replace(weight=torch.full((50,), 7.0))])["linear"][0])
+
+
+def test_what_runs_share_is_fitted_once_and_nothing_else_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y, asked, _ = table(50, 2)
+    task = Task.classification((6,), 2)
+    part = Own((torch.tensor(x), torch.tensor(y)), (torch.tensor(asked), torch.zeros(200).long()))
+    count = Counter[str]()
+    fit = linear.logistic
+    monkeypatch.setattr(linear, "logistic", lambda *rows: count.update(["fits"]) or fit(*rows))
+    first, again = (answers(task, [part])["linear"][0] for _ in range(2))
+    assert first is again and count["fits"] == 1
+    others = [
+        part._replace(weight=torch.linspace(1, 2, 50)),
+        part._replace(train=(part.train[0], 1 - part.train[1])),
+        part._replace(train=(part.train[0] + 1.0, part.train[1])),
+        part._replace(test=(part.test[0][:10], part.test[1][:10])),
+    ]
+    for fits, other in enumerate(others, 2):
+        assert len(answers(task, [other])["linear"][0]) == len(other.test[1])
+        assert count["fits"] == fits
+    rows = weakref.ref(part.train[0])
+    del part, others, other
+    gc.collect()
+    assert rows() is None, "it is not kept for that"
 
 
 @pytest.mark.parametrize(

@@ -76,13 +76,18 @@ def multinomial(x: Array, y: NDArray[np.int64], classes: int, weight: Array, pen
     design, told = _with_one(x), np.eye(classes)[y]
     ridges = penalty * np.r_[0.0, np.ones(x.shape[1])][:, None]
 
+    pulled, column = design.T @ (weight[:, None] * told), weight[:, None]
+
     def value_and_slope(flat: Array) -> tuple[float, Array]:
         b = flat.reshape(-1, classes)
         outputs = design @ b
-        whole = special.logsumexp(outputs, axis=1)
-        value = weight @ (whole - (outputs * told).sum(axis=1)) + 0.5 * float((ridges * b**2).sum())
-        slope = design.T @ (weight[:, None] * (np.exp(outputs - whole[:, None]) - told)) + ridges * b
-        return float(value), slope.ravel()
+        top = outputs.max(axis=1, keepdims=True)
+        chances = np.exp(outputs - top)
+        whole = chances.sum(axis=1, keepdims=True)
+        penalised = ridges * b
+        value = weight @ (np.log(whole) + top)[:, 0] + np.vdot(b, 0.5 * penalised - pulled)
+        chances *= column / whole
+        return float(value), (design.T @ chances - pulled + penalised).ravel()
 
     start = np.zeros((design.shape[1], classes))
     start[0] = np.log(weight @ told / weight.sum())
@@ -91,7 +96,13 @@ def multinomial(x: Array, y: NDArray[np.int64], classes: int, weight: Array, pen
         start.ravel(),
         jac=True,
         method="L-BFGS-B",
-        options={"maxiter": 50 * STEPS, "maxfun": 100 * STEPS, "maxcor": 20, "ftol": 0.0, "gtol": FLAT * weight.sum()},
+        options={
+            "maxiter": 50 * STEPS,
+            "maxfun": 100 * STEPS,
+            "maxcor": 20,
+            "ftol": 0.0,
+            "gtol": 100 * FLAT * weight.sum(),
+        },
     )
     return np.asarray(found.x, dtype=np.float64).reshape(-1, classes)
 
