@@ -67,7 +67,7 @@ def test_95_of_100_intervals_hold_the_truth_and_those_by_row_do_not(
     icc: float, one_class: bool, seeds: int, fails: bool
 ) -> None:
     """Of scores, whose truth is that of very many patients, and of gains, whose truth is nothing."""
-    rng, times, patients = np.random.default_rng(7), 200 // seeds + 50, 25 if seeds == 1 else 75
+    rng, times, patients = np.random.default_rng(7), 100 // seeds + 60, 25 if seeds == 1 else 75
     (many,) = silo(rng, 20_000, icc, one_class=one_class)[1]
     truth = {name: score(many.metric(name), many.models["chosen"], many.targets) for name in METRICS}
     held = {(name, what, way): 0 for name in METRICS for what in ("score", "gain") for way in ("subject", "row")}

@@ -106,7 +106,7 @@ def joining_words(found: Joining) -> str:
         seeds += " Intervals are by subject: what several samples of one say alike they say once."
     turned = "" if found.higher_is_better else " A lower value is better; a gain is told as a positive number."
     unit, fewest = ", in points," if is_share(found.metric) else "", found.counted_by
-    yes = ""
+    yes = " What silos have with nothing is not known of these runs in this metric, so a yes is beyond training alone."
     if found.baselines:
         names = " and ".join(f"“{name}”" for name in found.baselines)
         yes = f" A yes needs a joined model that also beats what the silo has with nothing: {names}."
