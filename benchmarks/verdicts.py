@@ -176,7 +176,7 @@ too, and gains by joining; at another labels are tosses of a coin, so that there
 the opposite sign, and no use for the others. Each table is a CSV, read, split and trained as any user's; {TESTED:.0%}
 of the rows are tested on. The truth about a silo is measured on {FRESH:,} further rows of its law, with the very models
 that it was handed. A verdict is wrong if it says yes where nothing or less is gained in truth, or no where nothing or
-more is.
+more is. A yes needs a joined model that also beats the silo's own linear one on its test rows.
 
 {_markdown(heads, lines)}
 - A verdict was wrong in {len({number for number, _ in faults})} of {len(draws)} draws{listed}.

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedkin.evidence.comparison import round_taken
 from fedkin.evidence.outputs import Outputs
 from fedkin.evidence.records import Line, Summary
 
@@ -59,24 +60,30 @@ class Folder:
     def collaboration(self, round: int | None = None) -> Any:
         if not self.recorded:
             return None
-        best = self.summary["models"][self.summary["headline"]]["bmta_round"]
-        chosen = round if round is not None else min(self.recorded, key=lambda k: abs(k - best))
+        taken = round_taken(self)
+        chosen = round if round is not None else min(self.recorded, key=lambda k: abs(k - taken))
         return np.load(self.path / "collaboration" / f"round-{chosen:04d}.npy")
 
     def outputs(self, client: str | None = None) -> Outputs | None:
         return self.answered
 
 
-def answered(run: Folder, share: dict[str, float], tests: int = 40) -> Folder:
-    """The run with test outputs: of each client's samples, of class 0 and 1 in turn, this share is answered rightly."""
-    y = torch.arange(tests) % 2
-    parts = [torch.where(torch.arange(tests) < share[name] * tests, y, 1 - y) for name in run.summary["clients"]]
-    outputs, count = 2.0 * torch.nn.functional.one_hot(torch.cat(parts), 2), len(parts)
-    model = run.summary["headline"]
+def answered(
+    run: Folder, share: dict[str, float], tests: int = 40, beside: dict[str, dict[str, float]] | None = None
+) -> Folder:
+    """The run with test outputs: of each client's samples, of class 0 and 1 in turn, this share is answered rightly;
+    beside: {name: shares} of what needs no federation."""
+    y, count = torch.arange(tests) % 2, len(run.summary["clients"])
+
+    def answers(right: dict[str, float]) -> torch.Tensor:
+        parts = [torch.where(torch.arange(tests) < right[name] * tests, y, 1 - y) for name in run.summary["clients"]]
+        return 2.0 * torch.nn.functional.one_hot(torch.cat(parts), 2)
+
+    outputs, model = answers(share), run.summary["headline"]
     names, counts, handed = tuple(run.summary["clients"]), (tests,) * count, (model,) * count
-    run.answered = Outputs(
-        names, counts, handed, {"chosen": outputs, model: outputs}, y.repeat(count), "classification"
-    )
+    untrained = {name: answers(right) for name, right in (beside or {}).items()}
+    models = {"chosen": outputs, model: outputs}
+    run.answered = Outputs(names, counts, handed, models, y.repeat(count), "classification", beside=untrained)
     return run
 
 

@@ -7,7 +7,11 @@ import json
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
+
+import fedkin
+from fedkin.report.verdicts import joining_told
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -50,3 +54,37 @@ def test_eight_new_draws_are_told_the_truth() -> None:
     assert len({number for number, _ in verdicts.wrong(found)}) <= 1
     answers = verdicts.large_gains(found)
     assert len(answers) >= 5 and answers.count("yes") >= 0.75 * len(answers)
+
+
+def test_a_network_that_is_no_good_alone_is_no_reason_to_join(tmp_path: Path) -> None:
+    """Numbers by a linear law, the same at all silos, and a network that overfits forty rows: joining is better than
+    that, for sure and in truth, and a line of the silo's own is better than both. Nobody is told yes."""
+    rng = np.random.default_rng(5)
+    law = rng.normal(size=12)
+    silos = {}
+    for name in ("north", "south", "east", "west", "coast"):
+        x = rng.normal(size=(440, 12))
+        y = x @ law + 0.5 * rng.normal(size=440)
+        silos[name] = (x[:40], y[:40], x[40:], y[40:])
+    settings = {
+        "rounds": 30,
+        "model": {"name": "mlp", "settings": {"hidden": [64, 64]}},
+        "local": {"lr": 0.01, "epochs": 2, "batch_size": 8, "optimiser": "adam"},
+        "learning": {"metric": "rmse"},
+    }
+    results = fedkin.compare(settings, methods=["separate", "fedavg"], federation=silos, out=tmp_path)
+    found = results.worth_joining()
+    for silo in found.silos:
+        assert silo.surely == "yes" and silo.gain.low > 0
+        assert silo.beside["linear"] < silo.personal.value < silo.alone.value < silo.beside["mean"]
+        assert silo.verdict.startswith("cannot tell: a linear model of its own scores 0.")
+    told = " ".join(joining_told(results.findings))
+    assert "helped" not in told.replace("Whether joining with fedavg helped cannot be told", "")
+    assert "the network alone is no good yardstick here. Try --model logistic, alone and joined." in told
+    line = fedkin.compare(
+        settings | {"model": {"name": "logistic"}}, methods=["separate", "fedavg"], federation=silos, out=tmp_path / "l"
+    )
+    joined = line.worth_joining()
+    assert all(silo.personal.value < 1.1 * 0.5 for silo in joined.silos), (
+        "as was suggested: the noise is all that is left"
+    )

@@ -26,7 +26,7 @@ from fedkin.evidence.levels import Level, LevelRow, Levels, Sides, Span
 from fedkin.evidence.newcomers import Served, Spread
 from fedkin.evidence.records import Summary
 from fedkin.evidence.references import Reference
-from fedkin.evidence.worth_joining import Joining, Silo
+from fedkin.evidence.verdicts import Joining, Silo
 from fedkin.maths.statistics import Comparison
 
 
@@ -207,7 +207,7 @@ def test_every_column_of_joining_stands_under_its_heading(tmp_path: Path, screen
 def test_without_a_global_model_and_on_a_narrow_terminal_columns_keep_their_headings(
     tmp_path: Path, screen: Screen
 ) -> None:
-    screen.width = 80
+    screen.width = 64
     terminal.show_joining(compared(tmp_path, joined=answers(replace(NORTH, common=None))))
     assert lines(screen.tables[0])["north"] == [
         ("test samples", "41"),
@@ -216,6 +216,32 @@ def test_without_a_global_model_and_on_a_narrow_terminal_columns_keep_their_head
         ("gain", "+20.0 (+11.0 to +29.0)"),
         ("worth joining?", "yes"),
     ]
+
+
+def test_what_silos_have_with_nothing_stands_beside_where_there_is_room(tmp_path: Path, screen: Screen) -> None:
+    screen.width = 120
+    north = replace(NORTH, beside={"linear": 0.83, "majority": 0.4}, no_worse=("linear",), subjects=17)
+    south = replace(SOUTH, beside={"majority": 0.45})
+    terminal.show_joining(compared(tmp_path, joined=answers(north, south)))
+    cells = lines(screen.tables[0])
+    assert cells["north"][:4] == [
+        ("test samples", "41"),
+        ("test subjects", "17"),
+        ("majority", "40.0"),
+        ("linear", "83.0"),
+    ]
+    assert cells["north"][-1] == ("worth joining?", "cannot tell: linear is no worse")
+    assert cells["south"][1:4] == [("test subjects", "1,234"), ("majority", "45.0"), ("linear", "–")]
+    assert "At north joining is better for sure than the network alone, but a linear model of its own" in screen.text
+    screen.width = 100
+    terminal.show_joining(compared(tmp_path / "narrow", joined=answers(north, south)))
+    assert [cell for head, cell in lines(screen.tables[1])["north"] if head in ("linear", "alone")] == ["83.0", "60.0"]
+    screen.width = 70
+    terminal.show_joining(compared(tmp_path / "narrower", joined=answers(north, south)))
+    assert [head for head, _ in lines(screen.tables[2])["north"]] == [
+        "test samples", "alone", "global", "fedamp", "gain", "worth joining?",
+    ]  # fmt: skip
+    assert lines(screen.tables[2])["north"][-1][1] == "cannot tell"
 
 
 # ---- one run ----

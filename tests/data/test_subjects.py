@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -77,14 +79,30 @@ def test_without_a_group_visits_leak_which_is_what_the_note_is_about():
     )
 
 
-def test_a_group_is_no_input_and_what_is_done_is_told():
-    found = federation(visits([4] * 40), group="patient")
-    (inputs,) = {c.preprocessing.inputs for c in found.clients}
+def test_a_group_is_no_input_and_a_client_knows_whose_its_test_rows_are():
+    frame = visits([4] * 40)
+    found = [federation(frame, group="patient", seed=seed) for seed in (0, 1)]
+    (inputs,) = {c.preprocessing.inputs for each in found for c in each.clients}
     assert inputs == ("row",)
-    assert [note for note in found.notes if "together" in note] == [
-        "Rows of one patient stay together in every split. Intervals still count rows: they are too narrow where a "
-        "subject's rows resemble each other."
-    ]
+    numbers: dict[str, set[int]] = {}
+    for client in (client for each in found for client in each.clients):
+        assert client.test_subjects is not None
+        for row, subject in zip(client.test[0][:, -1].tolist(), client.test_subjects.tolist(), strict=True):
+            numbers.setdefault(frame["patient"][int(row)], set()).add(subject)
+    assert all(len(own) == 1 for own in numbers.values()), "one number, whatever the seed"
+    assert len({subject for own in numbers.values() for subject in own}) == len(numbers)
+    assert all(c.test_subjects is None for c in federation(frame, ignore="patient").clients)
+
+
+def test_arrays_know_whose_their_test_samples_are_too():
+    arrays = {"x": np.arange(40.0)[:, None], "y": np.arange(40) // 4 % 2, "group": [f"P{i // 4}" for i in range(40)]}
+    (client,) = Federation.from_arrays({"a": arrays}).clients
+    assert client.test_subjects is not None
+    assert client.test_subjects.tolist() == [int(x) // 4 for x in client.test[0][:, 0].tolist()]
+    (plain,) = Federation.from_arrays({"a": {"x": arrays["x"], "y": arrays["y"]}}).clients
+    assert plain.test_subjects is None
+    with pytest.raises(FederationError, match=r"test_subjects should be \d+ whole numbers"):
+        Federation("f", (replace(client, test_subjects=torch.arange(3)),), Federation.from_arrays({"a": arrays}).task)
 
 
 def test_a_group_of_all_different_values_changes_nothing():
@@ -185,7 +203,7 @@ def test_a_group_is_an_option_on_the_command_line(tmp_path: Path, monkeypatch: p
     words = ["--data", str(tmp_path / "visits.csv"), "--client", "who", "--target", "ill", "--group", "patient"]
     ready = start.prepare(options.parse([*words, "--scale", "none", "--method", "separate", "--rounds", "1"]))
     assert all(apart(client, frame["patient"].to_numpy()) for client in ready.federation.clients)
-    assert any("stay together" in warning for warning in ready.warnings)
+    assert all(client.test_subjects is not None for client in ready.federation.clients)
 
 
 @pytest.mark.parametrize(

@@ -197,6 +197,13 @@ def test_equal_answers_are_no_gain() -> None:
         assert found.value == 0 and found.low <= 0 <= found.high
 
 
+@pytest.mark.parametrize("name", ["accuracy", "balanced_accuracy", "auc", "log_loss"])
+def test_two_models_that_answer_all_rightly_are_not_told_apart(name: str) -> None:
+    y = torch.arange(20) % 2
+    odds = torch.stack([-(2.0 * y - 1), 2.0 * y - 1], dim=1).double()
+    assert gain(METRICS[name], odds, odds, y).p == 1.0
+
+
 def test_the_same_outputs_give_the_same_interval() -> None:
     outputs, y = two_classes(np.random.default_rng(7), 30, 12, 1.0)
     assert estimate(METRICS["log_loss"], outputs, y) == estimate(METRICS["log_loss"], outputs, y)

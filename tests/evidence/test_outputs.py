@@ -200,7 +200,7 @@ def test_the_file_says_what_it_holds(digits: Run) -> None:
     with safe_open(digits.path / "outputs.safetensors", "pt") as file:
         about = json.loads(file.metadata()["fedkin"])
         names = set(file.keys())
-    assert names == {"targets", "models/cloud", "models/personal"}
+    assert names == {"targets", "models/cloud", "models/personal", "beside/majority", "beside/linear"}
     assert about["clients"] == digits.summary["clients"]
     assert about["kind"] == "classification" and about["target"] == {"mean": 0.0, "scale": 1.0}
     assert len(about["counts"]) == len(about["chosen"]) == 5

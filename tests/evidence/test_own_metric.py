@@ -111,3 +111,26 @@ def test_a_comparison_is_told_in_the_users_metric_without_the_function(
     assert found.joined is joined and found.untold is None
     assert found.scorecard is not None, "other measures stand beside it"
     assert found.worth_joining("accuracy").metric == "accuracy"
+
+
+def test_what_a_silo_has_with_nothing_is_told_in_it_too_unless_nobody_knows_what_outputs_mean(tmp_path: Path) -> None:
+    common = {"methods": ["separate", "fedavg"], "seeds": 2, "rounds": 1, "data": {"validation": 0.0}}
+    federation = toy((60, 50, 40))
+    for loss in (None, torch.nn.functional.cross_entropy):
+        results = fedkin.compare(
+            federation=federation, metric=right, loss=loss, out=tmp_path / str(loss is None), **common
+        )
+        summaries = [run.summary for run in results.runs if run.summary.method == "fedavg"]
+        for silo in results.worth_joining().silos:
+            place = summaries[0].clients.index(silo.client)
+            expected = [summary.linear.clients[place] for summary in summaries if summary.linear is not None]
+            assert len(expected) == 2
+            if loss is None:
+                assert silo.beside["linear"] == pytest.approx(np.mean(expected)) and "majority" in silo.beside
+            else:
+                assert silo.beside == {}
+        assert "linear" in results.worth_joining("accuracy").silos[0].beside, "of ours it is known"
+
+
+def right(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs.argmax(1) == targets).double().mean()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,11 @@ from fedkin.evidence.estimates import Estimate
 from fedkin.evidence.findings import Findings
 from fedkin.evidence.outputs import Outputs
 from fedkin.evidence.records import Line, Summary
-from fedkin.evidence.worth_joining import Joining, JoiningError, Scorecard, Silo
-from fedkin.report.words import joining_sentence, joining_told, joining_words
+from fedkin.evidence.telling import Telling
+from fedkin.evidence.verdicts import Joining, JoiningError, Silo
+from fedkin.evidence.worth_joining import Scorecard
+from fedkin.report.verdicts import joining_sentence, joining_told, joining_words
+from fedkin.report.words import gain_text
 
 HEADLINE = {"separate": "personal", "fedavg": "global"} | dict.fromkeys(["fedamp", "heurfedamp", "groups"], "cloud")
 
@@ -41,6 +44,10 @@ class Made:
     path: Path = Path("made")
     recorded: Sequence[int] = ()
     rows: dict[str, Sequence[int]] | None = None
+    subjects: dict[str, Sequence[int]] | None = None
+    beside: dict[str, dict[str, Sequence[bool]]] = field(default_factory=dict)
+    """{name: {client: for each test sample whether what needs no federation is right}}."""
+    summed_up: dict[str, Any] = field(default_factory=dict)
 
     @property
     def summary(self) -> Summary:
@@ -50,7 +57,7 @@ class Made:
             "headline": HEADLINE[self.method], "models": {HEADLINE[self.method]: {"bmta": 0.5, "bmta_round": 1}},
             "rounds": 1,
         }  # fmt: skip
-        return Summary.read(about)
+        return Summary.read(about | self.summed_up)
 
     @property
     def config(self) -> dict[str, Any]:
@@ -79,7 +86,13 @@ class Made:
         models, rows = {"chosen": outputs, model: outputs}, None
         if self.rows is not None:
             rows = torch.tensor([row for own in self.rows.values() for row in own])
-        found = Outputs(tuple(self.right), counts, handed, models, y, "classification", rows=rows)
+        beside = {name: torch.cat([answers(right)[0] for right in own.values()]) for name, own in self.beside.items()}
+        whose = None
+        if self.subjects is not None:
+            whose = torch.tensor([each for own in self.subjects.values() for each in own])
+        found = Outputs(
+            tuple(self.right), counts, handed, models, y, "classification", rows=rows, subjects=whose, beside=beside
+        )
         return found if client is None else found.of(client)
 
 
@@ -117,7 +130,7 @@ def test_each_silo_has_its_answer() -> None:
     found = worth_joining([Made("separate", ALONE), Made("fedamp", JOINED)])
     verdicts = {silo.client: silo.verdict for silo in found.silos}
     assert verdicts == {
-        "east": "cannot tell: with 31 test samples the difference could be chance",
+        "east": "cannot tell: its 31 test samples show no difference",
         "north": "yes",
         "south": "cannot tell: with 40 test samples the difference could be chance",
         "west": "no, better alone",
@@ -192,6 +205,168 @@ def test_few_test_samples_get_no_verdict_whatever_they_show() -> None:
     assert small.gain.low > 0 and np.isnan(small.p)
     assert small.verdict == "cannot tell: 9 test samples are too few for a verdict"
     assert large.verdict == "yes"
+
+
+# ---- what a silo has with nothing ----
+
+
+def with_nothing(linear: int, majority: int = 0) -> Joining:
+    """A silo of forty, of which 10 are right alone, 35 joined, and so many by its own line and its own labels."""
+    beside = {"linear": {"a": first(linear, 40)}, "majority": {"a": first(majority, 40)}}
+    runs = [Made("separate", {"a": first(10, 40)}, beside=beside), Made("fedamp", {"a": first(35, 40)}, beside=beside)]
+    return worth_joining(runs)
+
+
+def test_a_yes_needs_a_model_that_beats_what_the_silo_has_with_nothing() -> None:
+    (yes,) = with_nothing(34, 20).silos
+    assert (yes.answer, yes.verdict, yes.no_worse) == ("yes", "yes", ())
+    assert yes.beside == {"linear": 0.85, "majority": 0.5}
+    for linear, majority, said in (
+        (35, 20, "a linear model of its own scores 0.875, which is no worse"),
+        (38, 36, "a linear model of its own scores 0.95, which is no worse"),
+        (30, 35, "the most frequent of its own labels scores 0.875, which is no worse"),
+        (36, 39, "the most frequent of its own labels scores 0.975, which is no worse"),
+    ):
+        found = with_nothing(linear, majority)
+        (held,) = found.silos
+        assert (held.answer, held.surely) == ("cannot tell", "yes")
+        assert held.verdict == f"cannot tell: {said}"
+        assert found.sentence == "Whether joining with fedamp helped cannot be told at a."
+        assert found.frame()["verdict"].tolist() == [held.verdict]
+        assert found.frame()[["majority", "linear"]].to_numpy().tolist() == [[majority / 40, linear / 40]]
+
+
+def test_what_a_silo_has_with_nothing_makes_no_answer_out_of_chance_or_harm() -> None:
+    beside = {"linear": {client: first(len(right), len(right)) for client, right in ALONE.items()}}
+    plain = worth_joining([Made("separate", ALONE), Made("fedamp", JOINED)])
+    found = worth_joining([Made("separate", ALONE, beside=beside), Made("fedamp", JOINED, beside=beside)])
+    for before, after in zip(plain.silos, found.silos, strict=True):
+        if before.answer == "yes":
+            assert after.held_back == "linear" and after.answer == "cannot tell"
+        else:
+            assert after.verdict == before.verdict, "better alone is better alone, and chance is chance"
+        assert after.gain == before.gain and after.p == before.p
+
+
+def test_it_is_told_in_the_metric_that_is_asked_for() -> None:
+    """By accuracy the linear model is behind; by log loss, as it is less sure where it is wrong, it is ahead."""
+    y = torch.arange(40) % 2
+    right = torch.tensor([True] * 29 + [False] * 11)
+    signs = torch.where(right, 1.0, -1.0) * (2 * y - 1)
+    modest = torch.stack([-0.6 * signs, 0.6 * signs], 1)
+    runs = [Made("separate", {"a": first(5, 40)}), Made("fedamp", {"a": first(30, 40)})]
+    for run in runs:
+        made = run.outputs()
+        assert made is not None
+        run.outputs = lambda client=None, made=made: Outputs(**{**vars(made), "beside": {"linear": modest}})  # type: ignore[method-assign]
+    (by_accuracy,), (by_loss,) = (worth_joining(runs, metric).silos for metric in ("accuracy", "log_loss"))
+    assert by_accuracy.answer == "yes" and by_accuracy.beside["linear"] == 29 / 40
+    assert by_loss.surely == "yes" and by_loss.held_back == "linear"
+    assert by_loss.beside["linear"] < by_loss.personal.value
+
+
+def test_runs_that_kept_no_answers_of_it_have_their_summaries() -> None:
+    """In the runs' own metric; in another one nothing is known, and nothing is held back."""
+    old = {"untrained": {"name": "majority", "clients": [0.9]}}
+    runs = [Made("separate", {"a": first(10, 40)}, summed_up=old), Made("fedamp", {"a": first(35, 40)}, summed_up=old)]
+    (silo,) = worth_joining(runs).silos
+    assert silo.beside == {"majority": 0.9} and silo.held_back == "majority"
+    (other,) = worth_joining(runs, "balanced_accuracy").silos
+    assert other.beside == {} and other.answer == "yes"
+
+
+def test_it_is_averaged_over_seeds_as_the_other_values_are() -> None:
+    runs = []
+    for seed, linear in enumerate((30, 38)):
+        beside = {"linear": {"a": first(linear, 40)}}
+        runs += [Made("separate", {"a": first(10, 40)}, seed, beside=beside)]
+        runs += [Made("fedamp", {"a": first(35, 40)}, seed, beside=beside)]
+    (silo,) = worth_joining(runs).silos
+    assert silo.beside["linear"] == pytest.approx(34 / 40) and silo.answer == "yes"
+
+
+def test_a_silo_without_such_an_answer_is_not_held_back() -> None:
+    unknown = torch.full((40, 2), torch.nan)
+    runs = [Made("separate", {"a": first(10, 40)}), Made("fedamp", {"a": first(35, 40)})]
+    for run in runs:
+        made = run.outputs()
+        assert made is not None
+        run.outputs = lambda client=None, made=made: Outputs(**{**vars(made), "beside": {"linear": unknown}})  # type: ignore[method-assign]
+    (silo,) = worth_joining(runs).silos
+    assert (silo.beside, silo.answer) == ({}, "yes")
+
+
+# ---- what a verdict stands on ----
+
+
+def test_two_positives_among_two_hundred_are_two() -> None:
+    """Ranked at the bottom alone and at the top joined: as sure as two can be, and no verdict."""
+    y = torch.zeros(200, dtype=torch.int64)
+    y[:2] = 1
+    low, high = torch.linspace(-1, 1, 200), torch.linspace(1, -1, 200)
+    runs = [Made("separate", {"a": first(1, 200)}), Made("fedamp", {"a": first(1, 200)})]
+    for run, odds in zip(runs, (low, high), strict=True):
+        made = run.outputs()
+        assert made is not None
+        models = dict.fromkeys(made.models, torch.stack([-odds, odds], 1))
+        run.outputs = lambda client=None, made=made, models=models: Outputs(  # type: ignore[method-assign]
+            **{**vars(made), "models": models, "targets": y}
+        )
+    (silo,) = worth_joining(runs, "auc").silos
+    assert silo.gain.low > 0.4 and silo.samples == 200
+    assert silo.verdict == "cannot tell: 2 test samples of the rarer class are too few for a verdict"
+    (balanced,) = worth_joining(runs, "balanced_accuracy").silos
+    assert "2 test samples of the rarer class are too few" in balanced.verdict
+    assert worth_joining(runs, "log_loss").silos[0].telling.words == "200 test samples"
+
+
+def test_patients_count_and_not_their_visits() -> None:
+    alone, joined = {"a": first(4, 40), "b": first(4, 40)}, {"a": first(36, 40), "b": first(36, 40)}
+    whose = {"a": [i // 5 for i in range(40)], "b": [i // 2 for i in range(40)]}
+    runs = [Made("separate", alone, subjects=whose), Made("fedamp", joined, subjects=whose)]
+    few, enough = worth_joining(runs).silos
+    assert (few.samples, few.subjects, enough.subjects) == (40, 8, 20)
+    assert few.verdict == "cannot tell: 8 test subjects are too few for a verdict"
+    assert enough.answer == "yes"
+    by_row = worth_joining([Made("separate", alone), Made("fedamp", joined)])
+    for silo, plain in zip((few, enough), by_row.silos, strict=True):
+        assert silo.gain.value == plain.gain.value and plain.subjects is None
+        assert silo.gain.high - silo.gain.low > plain.gain.high - plain.gain.low
+        assert silo.personal.high - silo.personal.low > plain.personal.high - plain.personal.low
+        assert silo.gain.p >= plain.gain.p
+    words = joining_words(worth_joining(runs))
+    assert "Fewer than 10 test subjects get no verdict." in words and "Intervals are by subject" in words
+    assert worth_joining(runs).frame()["test subjects"].tolist() == [8, 20]
+    assert scorecard(runs).silos["b"]["accuracy"] == enough.personal
+
+
+def test_the_mean_gain_counts_what_tells_something() -> None:
+    """By AUC two positives among three hundred do not outvote thirty among sixty."""
+    sure, wild = Estimate(0.1, 0.05, 0.15), Estimate(-0.5, -0.9, 0.2)
+    silos = (
+        Silo("few", 300, wild, None, wild, wild, "cloud", told_by=Telling(2.0, 2)),
+        Silo("many", 60, sure, None, sure, sure, "cloud", told_by=Telling(58.0, 30)),
+    )
+    mean = Joining("auc", True, "fedamp", "", (0,), silos).together
+    assert mean.value == pytest.approx((2 * -0.5 + 58 * 0.1) / 60) and mean.low > 0
+
+
+# ---- no difference ----
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "balanced_accuracy", "auc", "log_loss"])
+def test_models_that_answer_alike_are_told_to_do_so(metric: str) -> None:
+    found = worth_joining([Made("separate", ALONE), Made("fedamp", ALONE)], metric)
+    for silo in found.silos:
+        assert silo.gain.value == 0 and silo.p == 1
+        assert silo.verdict == f"cannot tell: its {silo.samples} test samples show no difference"
+        if metric == "log_loss":
+            assert tuple(silo.gain) == (0, 0, 0) and gain_text(silo.gain, metric) == "0"
+    if metric == "log_loss":
+        assert joining_sentence(found) == (
+            "Whether joining with fedamp helped cannot be told for any of the 4 silos. On no silo’s test samples is "
+            "there any difference."
+        )
 
 
 # ---- many silos ----
@@ -468,7 +643,7 @@ def test_no_samples_and_one_class_are_told_apart() -> None:
     assert [silo.verdict for silo in worth_joining(runs, "auc").silos] == [
         "cannot tell: there are no test samples",
         "cannot tell: all test samples are of one class",
-        "cannot tell: 4 test samples are too few for a verdict",
+        "cannot tell: 2 test samples of the rarer class are too few for a verdict",
     ]
 
 
@@ -499,7 +674,7 @@ def test_the_terminal_shows_a_table_for_few_silos_and_a_sentence_for_many(capsys
     assert "Joining with fedamp helped north, harmed west, and for east and south it cannot be told." in said
     small = {"coast": first(2, 6), "north": first(20, 40)}
     show_joining(Findings([Made("separate", small), Made("fedamp", small)]))  # type: ignore[list-item]
-    assert "cannot tell: 6 test samples are too few for a verdict" in capsys.readouterr().out
+    assert "cannot tell: only 6 test samples" in capsys.readouterr().out
     many = {f"silo-{i}": first(20, 40) for i in range(31)}
     show_joining(Findings([Made("separate", many), Made("fedamp", many)]))  # type: ignore[list-item]
     said = capsys.readouterr().out
@@ -526,6 +701,45 @@ def test_a_comparison_on_digits_answers_for_each_silo(tmp_path: Path) -> None:
         assert silo.gain.value == pytest.approx(silo.personal.value - silo.alone.value)
         assert silo.gain.low <= silo.gain.value <= silo.gain.high
     assert results.worth_joining("balanced_accuracy").metric == "balanced_accuracy"
+
+
+def test_a_table_of_visits_is_judged_by_patient_from_its_reading_on(tmp_path: Path) -> None:
+    rng = np.random.default_rng(1)
+    lines = ["clinic,patient,age,marker,ill"]
+    for clinic in ("north", "south"):
+        for patient in range(40):
+            age, marker = rng.normal(size=2)
+            ill = "yes" if age + rng.normal(0, 0.7) > 0 else "no"
+            lines += [
+                f"{clinic},{clinic}{patient},{age + 0.1 * rng.normal():.3f},{marker + 0.1 * rng.normal():.3f},{ill}"
+                for _ in range(4)
+            ]
+    (tmp_path / "visits.csv").write_text("\n".join(lines) + "\n")
+    settings = {"rounds": 2, "data": {"name": str(tmp_path / "visits.csv")}}
+    methods = ["separate", "fedavg"]
+    tables = {"clinic": {"group": "patient"}, "plain": {"ignore": ["patient"]}}
+    found = {
+        name: fedkin.compare(
+            settings | {"table": {"client": "clinic", "target": "ill"} | more},
+            methods=methods,
+            seeds=2,
+            out=tmp_path / name,
+        )
+        for name, more in tables.items()
+    }
+    joining = found["clinic"].worth_joining()
+    for silo in joining.silos:
+        assert silo.subjects is not None and silo.samples == 4 * silo.subjects
+        assert set(silo.beside) == {"majority", "linear"}
+    assert all(silo.subjects is None for silo in found["plain"].worth_joining().silos)
+    for run in found["clinic"].runs:
+        outputs = run.outputs("north")
+        assert outputs is not None and outputs.subjects is not None
+        bare = replace(outputs, subjects=None).metrics()["north"]["chosen"]
+        for name, score in run.metrics()["north"]["chosen"].items():
+            assert score.value == bare[name].value
+            assert score.high - score.low > 1.3 * (bare[name].high - bare[name].low), name
+    assert not any("Intervals" in note for run in found["clinic"].runs for note in run.summary.notes)
 
 
 def test_seeds_of_a_table_know_their_patients_and_those_of_dealt_data_do_not(tmp_path: Path) -> None:

@@ -389,7 +389,8 @@ def test_the_page_says_for_each_silo_whether_joining_was_worth_it(tmp_path: Path
     assert f"Joining with fedamp {silos}" in page.text
     assert "not of a best test round" in page.text
     assert "best mean validation score" in page.text
-    assert page.text.count("cannot tell: with 40 test samples the difference could be chance") == 2
+    assert page.text.count("cannot tell: with 40 test samples the difference could be chance") == 1
+    assert page.text.count("cannot tell: its 40 test samples show no difference") == 1
     assert "Silos helped 1 of 4 harmed: 1, cannot tell: 2" in page.text
     gained = r"Gained by joining 1\.[23] points fedamp, mean of the models handed out"  # of +60, −60, +5 and 0: 1.25
     assert re.search(gained, page.text)
@@ -400,6 +401,26 @@ def test_the_page_says_for_each_silo_whether_joining_was_worth_it(tmp_path: Path
     clients = page.text[page.text.index("Client by client") :]
     assert "in the round chosen on validation data" in clients and "so signs may differ" in clients
     assert "▼ worse than alone: fed" in clients
+
+
+def test_what_silos_have_with_nothing_stands_beside_and_in_the_way(tmp_path: Path) -> None:
+    names = [f"silo-{i:02d}" for i in range(3)]
+    shares = {"separate": [0.3, 0.3, 0.7], "fedamp": [0.9, 0.9, 0.7]}
+    beside = {"majority": dict.fromkeys(names, 0.5), "linear": dict(zip(names, (0.95, 0.6, 0.8), strict=True))}
+    runs = [
+        answered(run, dict(zip(names, shares[run.summary["method"]], strict=True)), beside=beside)
+        for run in several(tmp_path, ["separate", "fedamp"], [0], clients=names, groups=[0, 0, 1])
+    ]
+    page = Page(report.write_report(runs, tmp_path / "report.html"))
+    assert "silo test samples majority linear alone fedamp:cloud gain worth joining?" in page.text
+    rows = [page.text[page.text.index(f"{name} 40 50.0 %") :] for name in names]
+    assert rows[0].startswith("silo-00 40 50.0 % 95.0 % 30.0 % (18–45) 90.0 % (77–96) +60.0")
+    assert "cannot tell: a linear model of its own scores 95.0 %, which is no worse silo-01 40" in rows[0]
+    assert " yes silo-02 40" in rows[1] and "Silos helped 1 of 3 harmed: 0, cannot tell: 2" in page.text
+    assert page.text.count("At silo-00 joining is better for sure than the network alone, but a linear model of") == 2
+    assert "the network alone is no good yardstick here" in page.text
+    plain = Page(report.write_report(joined(tmp_path / "plain"), tmp_path / "plain.html"))
+    assert "silo test samples alone global fedamp:cloud gain" in plain.text and "yardstick" not in plain.text
 
 
 def test_the_words_on_joining_follow_the_models_handed_out_not_the_best_round(tmp_path: Path) -> None:

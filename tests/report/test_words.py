@@ -42,6 +42,7 @@ def worlds(draw: st.DrawFn) -> dict[str, Any]:
         "metric": draw(st.sampled_from(["accuracy", "accuracy", "mse"])),
         "validation": draw(st.booleans()),
         "answers": draw(st.booleans()),
+        "with nothing": draw(st.sampled_from([(), ("majority",), ("majority", "linear"), ("linear",)])),
         "tests": draw(st.sampled_from([4, 12, 40, 200])),
         "spread": draw(st.sampled_from([0.02, 0.1, 0.3])),
         "draw": draw(st.integers(0, 2**32 - 1)),
@@ -52,6 +53,11 @@ def made(folder: Path, world: dict[str, Any]) -> list[Folder]:
     rng, count = np.random.default_rng(world["draw"]), world["clients"]
     names = [f"silo-{i:02d}" for i in range(count)]
     level = {method: rng.uniform(0.3, 0.7) for method in world["methods"]}
+    around = rng.uniform(0.1, 0.9)
+    beside = {
+        name: dict(zip(names, np.clip(rng.normal(around, world["spread"], count), 0, 1).round(2).tolist(), strict=True))
+        for name in world["with nothing"]
+    }
     runs = []
     for method in world["methods"]:
         own = {m: rng.normal(level[method], world["spread"], count) for m in MODELS.get(method, ["cloud", "personal"])}
@@ -74,7 +80,10 @@ def made(folder: Path, world: dict[str, Any]) -> list[Folder]:
                 share = {
                     name: float(np.clip(own[model][i] + rng.normal(0, 0.05), 0, 1)) for i, name in enumerate(names)
                 }
-                answered(run, share, world["tests"])
+                answered(run, share, world["tests"], beside)
+            for name, scores in beside.items():
+                key = "linear" if name == "linear" else "untrained"
+                run.change(**{key: {"name": name, "clients": [scores[client] for client in names]}})
             runs.append(run)
     return runs
 
@@ -90,10 +99,10 @@ def chosen_by_lot(run: Folder, rng: np.random.Generator, count: int) -> None:
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def told_scores(run: Folder, sign: int) -> list[float]:
-    """The headline's test scores in the last round, unless the one with the best mean validation score is better by two
-    standard errors over clients."""
-    model = run.summary.headline
+def told_scores(run: Folder, sign: int, model: str | None = None) -> list[float]:
+    """A model's test scores (the headline's) in the last round, unless the one with the best mean validation score is
+    better by two standard errors over clients."""
+    model = model or run.summary.headline
     lines = [line.models[model] for line in run.rounds if not line.novel]
     if all(line.validation is not None for line in lines):
         held = sign * np.array([line.validation.clients for line in lines], dtype=float)  # type: ignore[union-attr]
@@ -114,6 +123,22 @@ LENIENT = settings(
 @LENIENT
 @given(worlds())
 def test_a_page_and_the_terminal_say_one_thing(world: dict[str, Any]) -> None:
+    say_one_thing(world)
+
+
+def test_so_they_do_where_a_line_of_ones_own_stands_in_the_way_of_a_yes() -> None:
+    """Worlds in which many gain for sure; that some of them are held back, and others not, is seen to."""
+    common = {"clients": 6, "seeds": 1, "rounds": 1, "metric": "accuracy", "validation": True, "answers": True}
+    answers: list[str] = []
+    for draw in range(12):
+        world = {"methods": ["separate", "fedavg", "fedamp"], "with nothing": ("majority", "linear"), "tests": 200}
+        joined = say_one_thing(common | world | {"spread": 0.1, "draw": draw}).joined
+        assert joined is not None
+        answers += ["held back" if silo.held_back else silo.answer for silo in joined.silos]
+    assert all(answers.count(each) >= 5 for each in ("held back", "yes", "no", "cannot tell"))
+
+
+def say_one_thing(world: dict[str, Any]) -> Findings:
     with TemporaryDirectory() as folder:
         runs = made(Path(folder), world)
         found = Findings(runs)
@@ -129,8 +154,11 @@ def test_a_page_and_the_terminal_say_one_thing(world: dict[str, Any]) -> None:
             one_p_value(text, found)
             below_is_below(text, truth, sign)
             joining_adds_up(text, found)
+            a_yes_beats_what_needs_no_joining(text, found)
+            nothing_is_praised_that_is_beaten(text, runs, sign)
         tiles_follow(page, found)
         worse_than_alone_is_counted(page, truth, sign)
+        return found
 
 
 def read(page: Path) -> str:
@@ -231,6 +259,65 @@ def joining_adds_up(text: str, found: Findings) -> None:
         assert apart, "one sentence says alone, another joining: that has to be explained"
 
 
+def a_yes_beats_what_needs_no_joining(text: str, found: Findings) -> None:
+    """Worked out from what was answered: whoever is told yes has no line and no labels of its own that do as well, and
+    what is said of them is said of whom it is true."""
+    joined = found.joined
+    if joined is None:
+        assert "no yes" not in text and "yardstick" not in text
+        return
+    outputs = next(run.answered for run in found.runs if run.summary.method == joined.method)
+
+    def right(answers: Any, client: int) -> float:
+        own = slice(sum(outputs.counts[:client]), sum(outputs.counts[: client + 1]))
+        return float((answers[own].argmax(1) == outputs.targets[own]).double().mean())
+
+    held = []
+    for silo in joined.silos:
+        place = outputs.clients.index(silo.client)
+        own = {name: right(answers, place) for name, answers in outputs.beside.items()}
+        assert silo.beside == pytest.approx(own)
+        as_good = [name for name, score in own.items() if score >= silo.personal.value - 1e-9]
+        if silo.answer == "yes":
+            assert not as_good
+        if silo.surely == "yes" and as_good:
+            held.append(silo.client)
+            assert silo.answer == "cannot tell" and "which is no worse" in silo.verdict
+        else:
+            assert "which is no worse" not in silo.verdict
+    assert ("so that is no yes" in text) == bool(held)
+    for names in re.findall(r"At ((?:silo-\d\d(?:, | and )?)+) joining is better for sure", text):
+        assert sorted(re.findall(r"silo-\d\d", names)) == sorted(held)
+    if held:
+        assert "are the test data enough to tell" not in text and "helped all" not in text
+    told = re.search(r"own has a mean accuracy of ([\d.]+) %, the network alone ([\d.]+) %, joining ([\d.]+) %", text)
+    known = [silo for silo in joined.silos if "linear" in silo.beside]
+    if known:  # all silos have as many test samples
+        linear, alone = (
+            np.mean([pair[k] for pair in [(s.beside["linear"], s.alone.value) for s in known]]) for k in (0, 1)
+        )
+        assert (told is not None) == (linear > alone + 1e-12)
+        if told:
+            assert float(told.group(1)) >= float(told.group(2)), "no good yardstick, as the line is better"
+    else:
+        assert told is None
+
+
+def nothing_is_praised_that_is_beaten(text: str, runs: list[Folder], sign: int) -> None:
+    """What no method beats is told to be so, and only that."""
+    means: dict[tuple[str, str], list[float]] = {}
+    for run in runs:
+        if run.summary.method != "groups" or len({run.summary.method for run in runs}) == 1:
+            for model in run.summary.models:
+                means.setdefault((run.summary.method, model), []).append(float(np.mean(told_scores(run, sign, model))))
+    best = max(sign * float(np.mean(seeds)) for seeds in means.values())
+    for record in (runs[0].summary.untrained, runs[0].summary.linear):
+        if record is not None:
+            mean = sign * float(np.mean(record.clients))  # type: ignore[arg-type]
+            if abs(mean - best) > 1e-9:
+                assert (f"Without any federation, {record.name} (" in text) == (mean > best)
+
+
 def tiles_follow(page: str, found: Findings) -> None:
     joined = found.joined
     best = re.findall(r"(?:does best: a|are level at a|reaches a) mean test \w+ of ([\d.e-]+)", page)
@@ -246,8 +333,10 @@ def tiles_follow(page: str, found: Findings) -> None:
     )
     assert helped + harmed + unclear == count == len(joined.silos)
     section = page[page.index("Was it worth joining?") : page.index("Over the rounds")]
-    assert section.count("no, better alone") == harmed
-    assert section.count(" yes ") == helped
+    table = section[section.rindex("worth joining?") :]
+    assert table.count("no, better alone") == harmed
+    assert table.count(" yes ") == helped
+    assert table.count("which is no worse") == len(joined.held_back)
 
 
 def worse_than_alone_is_counted(page: str, truth: dict[str, list[np.ndarray]], sign: int) -> None:

@@ -222,10 +222,10 @@ def test_a_frame_has_a_row_for_each_round_model_and_client(finished):
     assert last.to_dict() == dict(zip(finished.summary["clients"], finished.scores()[-1], strict=True))
 
 
-def test_collaboration_is_that_of_the_best_round_unless_told_otherwise(finished):
-    best = finished.summary["models"]["cloud"]["bmta_round"]
+def test_collaboration_is_that_of_the_chosen_round_unless_told_otherwise(finished):
+    chosen = finished.summary["models"]["cloud"]["validated_round"]
     assert finished.recorded == [1, 2, 3, 4]
-    assert np.array_equal(finished.collaboration(), finished.collaboration(best))
+    assert np.array_equal(finished.collaboration(), finished.collaboration(chosen))
     assert np.array_equal(finished.collaboration(1), np.eye(5)), "before anyone was heard"
     assert np.allclose(finished.collaboration(4).sum(1), 1)
     with pytest.raises(RunError, match=r"round 9 was not recorded; recorded are \[1, 2, 3, 4\]"):

@@ -306,6 +306,29 @@ def test_runs_that_nobody_began_before_the_wish_to_stop_are_told():
         workers._listen([[], []], [], Told(), lambda: None, None)
 
 
+def test_one_listener_hears_of_all_runs_of_any_study(tmp_path: Path):
+    settings, two = table(tmp_path), ["separate", "fedavg"]
+    heard: list[int] = []
+    listener = Listener(on_round=lambda line: heard.append(line.round))
+
+    def runs(study: Callable[[], object]) -> int:
+        heard.clear()
+        study()
+        assert set(heard) == {1, 2, 3}, "two rounds and the closing exchange"
+        return heard.count(3)
+
+    more = {"listener": listener, "methods": two}
+    grid = {"lr": [0.01, 0.1]}
+    assert runs(lambda: fedkin.compare(settings, out=tmp_path / "c", **more)) == 2
+    assert runs(lambda: fedkin.compare(settings, out=tmp_path / "j", jobs=2, **more)) == 2
+    assert runs(lambda: fedkin.vary(settings, levels=grid, out=tmp_path / "v", **more)) == 4
+    assert runs(lambda: fedkin.cross(settings, over=grid, out=tmp_path / "x", **more)) == 4
+    assert runs(lambda: fedkin.tune(settings, grid=grid, out=tmp_path / "t", listener=listener)) == 2
+    for name, count in (("c", 2), ("v", 4), ("t", 2)):
+        again = {"out": tmp_path / f"{name}-again", "listener": listener}
+        assert runs(lambda: fedkin.study(tmp_path / name / "study.toml", **again)) == count  # noqa: B023
+
+
 def test_one_method_is_spread_over_the_jobs():
     stacks = [[1, 2, 3, 4, 5]]
     assert workers.spread(stacks, 2) == [[1, 2, 3], [4, 5]]  # type: ignore[arg-type]

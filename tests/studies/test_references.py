@@ -203,18 +203,33 @@ def test_pooled_is_plain_training_on_all_samples():
             tests = [(c.test[0].to(w.device), c.test[1].to(w.device)) for c in federation.clients]
             right = [float((module(x).argmax(1) == y).double().mean()) for x, y in tests]
         by_round.append(right)
-    best = int(np.argmax([np.mean(each) for each in by_round]))
-    assert found.scores == pytest.approx(by_round[best])
-    assert found.last == pytest.approx(by_round[-1])
-    assert found.note == f"4 rounds of 16 mini-batches; best after round {best + 1}, picked on test data"
+    assert found.scores == found.last == pytest.approx(by_round[-1]), "without validation data it is the last round"
+    assert found.note == "4 rounds of 16 mini-batches, scored after the last"
     assert (found.metric, found.higher_is_better, found.seed) == ("accuracy", True, 0)
 
 
-def test_pooled_goes_by_the_lowest_error():
-    assembly = ready(series(), method="separate", rounds=10, local={"lr": 0.2})
-    (found,) = references.compute(assembly, ["pooled"])
-    assert np.mean(found.scores) < np.mean(found.last)
-    assert not found.higher_is_better
+def test_the_round_of_the_pooled_model_is_chosen_by_validation_data_and_never_by_test_data():
+    federation = series(sizes=(60, 50, 45))
+    asked = {"method": "separate", "rounds": 30, "local": {"lr": 0.1}, "data": {"validation": 0.2}}
+    (found,) = references.compute(ready(federation, **asked), ["pooled"])
+    upside_down = tuple(replace(c, test=(c.test[0], -c.test[1])) for c in federation.clients)
+    (turned,) = references.compute(ready(replace(federation, clients=upside_down), **asked), ["pooled"])
+    assert found.note == turned.note and "scored after" in found.note
+
+
+def test_the_pooled_model_ends_by_validation_data_as_the_methods_do():
+    """It overfits here: the losses of its own rounds, with the same rule, say when it ends and which round is taken."""
+    federation = series(sizes=(30, 25, 20))
+    asked = {"method": "separate", "local": {"lr": 0.1, "epochs": 4}, "data": {"validation": 0.3}}
+    heard: list[int] = []
+    auto = ready(federation, **asked, rounds=300, patience=8)
+    (found,) = references.compute(auto, ["pooled"], Listener(on_round=lambda line: heard.append(line.round)))
+    assert 8 < len(heard) < 300 and found.note.startswith(f"{len(heard)} rounds of ")
+    taken = int(found.note.split("scored after round ")[1].split(",")[0])
+    (short,) = references.compute(ready(federation, **asked, rounds=taken), ["pooled"])
+    assert found.scores == pytest.approx(short.last), "the same training, up to that round"
+    assert taken < len(heard), "there is something to choose"
+    assert np.mean(found.scores) != pytest.approx(np.mean(found.last))
 
 
 def test_newcomers_and_silent_clients_teach_nothing():

@@ -12,10 +12,11 @@ from helpers import ready, simulate, toy
 
 import fedkin
 from fedkin.data.federation import Client, Federation
-from fedkin.engines import start
+from fedkin.engines import simulation, start
 from fedkin.engines.simulation import Interrupted, Listener
 from fedkin.evidence import progress
 from fedkin.evidence.records import Line, ModelScores, Validation
+from fedkin.maths import statistics
 from fedkin.methods import names
 from fedkin.runs.folder import RunError
 
@@ -138,6 +139,44 @@ def test_clients_are_handed_the_models_of_the_round_that_was_chosen(tmp_path: Pa
             own = outputs.of(client)
             accuracy = (own.models[name].argmax(1) == own.targets).double().mean().item()
             assert accuracy == pytest.approx(at.models[name].clients[i]), f"{name} of {client}"
+
+
+@pytest.mark.parametrize("patience", [8, 0])
+def test_who_listens_to_whom_is_kept_and_told_of_the_chosen_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int
+) -> None:
+    """Of so many clients that not every round's is kept, of a run whose best test round is another one."""
+    monkeypatch.setattr(simulation, "MOST_XI", 3)
+    clients = tuple(replace(client, group=i // 2) for i, client in enumerate(noisy(24).clients))
+    federation = replace(noisy(24), clients=clients)
+    hidden = {"name": "mlp", "settings": {"hidden": [16]}}
+    for seed in range(12):
+        settings = AUTO | {"model": hidden, "patience": patience, "seed": seed}
+        if not patience:  # a model that is ever surer of itself is soon clearly worse by its log loss
+            settings |= {"rounds": 25, "learning": {"metric": "log_loss"}}
+        run = fedkin.Run(simulate(tmp_path, federation, method="fedamp", **settings).writer.path)
+        cloud, told = run.summary.models["cloud"], run.summary.collaboration
+        assert told is not None and told.round == cloud.validated_round
+        assert set(run.recorded) == {k for k in range(1, run.summary.rounds + 1) if k % 10 == 0} | {
+            *run.recorded[-1:],
+            *candidates(run, patience),
+        }
+        xi = run.collaboration()
+        assert xi is not None and run.collaboration(told.round) is not None
+        assert (xi == run.collaboration(told.round)).all()
+        assert told.within_group == statistics.within_group_share(xi, run.summary.groups or ())
+        if cloud.validated_round not in (cloud.bmta_round, run.summary.rounds + 1) and cloud.validated_round % 10:
+            return
+    pytest.fail("in none of these runs was the chosen round another one than the best, the last and the tenths")
+
+
+def candidates(run: fedkin.Run, patience: int) -> set[int]:
+    """The one round besides the last that validation data may choose: by the loss, or by the mean score."""
+    held = [line.models["cloud"].validation for line in run.rounds]
+    if patience:
+        return {run.summary.models["cloud"].validated_round or 0}
+    means = [each.mean for each in held if each is not None and each.mean is not None]
+    return {run.rounds[min(range(len(means)), key=lambda k: means[k])].round}
 
 
 # ---- longer ----

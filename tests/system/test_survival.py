@@ -23,7 +23,7 @@ from fedkin.training import models
 NAMED = ("--data", "patients.csv", "--client", "hospital", "--time", "days", "--event", "died")
 
 
-def written(path: Path, n: int = 240) -> None:
+def written(path: Path, n: int = 420) -> None:
     """Three hospitals, in which the old die early; the south's findings say the opposite of the others'."""
     rng = np.random.default_rng(0)
     with path.open("w", newline="") as file:

@@ -22,15 +22,14 @@ from ..engines.capacity import threads
 from ..engines.simulation import Interrupted, Listener
 from ..evidence import references
 from ..evidence.crossed import Crossed
-from ..evidence.estimates import Estimate
 from ..evidence.findings import Findings
 from ..evidence.levels import Span
 from ..evidence.records import Line
-from ..evidence.worth_joining import Silo
 from ..studies import compare
 from ..studies.run import Run
 from ..studies.tune import Tuned
 from ..studies.vary import Levels
+from . import silos
 
 
 def _console(stderr: bool = False) -> Console:
@@ -128,7 +127,7 @@ def show_training(conditions: Mapping[str, Findings], below: bool = True) -> Non
 
 def show_references(results: compare.Results) -> None:
     """The rows without federated learning: what needs no training, and those that were asked for."""
-    from ..report.words import score_text
+    from ..report.words import score_text, unbeaten
 
     found, metric = results.findings, results.findings.metric
     lines = [*references.rows(found.untrained), *references.rows(results.references())]
@@ -141,49 +140,25 @@ def show_references(results: compare.Results) -> None:
             values = (row.mean, row.worst, row.std_clients, row.std_seeds, row.last)
             table.add_row(row.name, *(score_text(value, metric) for value in values))
         out.print(table)
+    for sentence in unbeaten(found):
+        out.print(sentence, style="yellow", highlight=False, markup=False)
 
 
 def show_joining(findings: Findings) -> None:
     """Whether it was worth joining: a table where silos are few, and what they come to."""
-    from ..report.words import (
-        estimate_text,
-        gain_text,
-        is_share,
-        joining_told,
-        joining_words,
-        metric_name,
-        score_text,
-    )
+    from ..report.verdicts import joining_told, joining_words
+    from ..report.words import is_share, metric_name
 
     found = findings.joined
     if found is not None and len(found.silos) <= MOST_SILOS:
         title = f"Was it worth joining? Test {metric_name(found.metric)}{' in %' if is_share(found.metric) else ''}"
         table = Table("silo", title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
-        table.add_column("test\nsamples", justify="right")
-        plain = any(silo.common for silo in found.silos)
-
-        def told(score: Estimate | None) -> str:
-            """On a narrow terminal without its interval; the one of the gain is what matters."""
-            narrow = score_text(score.value if score else None, found.metric)
-            return narrow if out.width < 100 else estimate_text(score, found.metric)
-
-        def verdict(silo: Silo) -> str:
-            """Why it cannot be told is said of silos that are too small, where there is room."""
-            short = silo.large_enough or out.width < 100
-            return silo.verdict.partition(":")[0] if short else silo.verdict
-
-        for head in ("alone", *(["global"] if plain else []), found.method, "gain"):
+        (_, *heads, last), rows = silos.fitting(found, out.width)
+        for head in heads:
             table.add_column(head, justify="right")
-        table.add_column("worth joining?", no_wrap=True)
-        for silo in found.silos:
-            scores = (silo.alone, silo.common, silo.personal) if plain else (silo.alone, silo.personal)
-            table.add_row(
-                escape(silo.client),
-                f"{silo.samples:,}",
-                *(told(score).replace(" %", "") for score in scores),
-                gain_text(silo.gain, found.metric),
-                f"[{COLOURS[silo.answer]}]{escape(verdict(silo))}[/]",
-            )
+        table.add_column(last, no_wrap=True)
+        for silo, (name, *cells, verdict) in zip(found.silos, rows, strict=True):
+            table.add_row(escape(name), *cells, f"[{COLOURS[silo.answer]}]{escape(verdict)}[/]")
         out.print(table)
         out.print(joining_words(found), style="dim", highlight=False)
     for sentence in joining_told(findings):

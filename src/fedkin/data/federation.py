@@ -68,6 +68,9 @@ class Client:
     subjects: Tensor | None = None
     """(n,) the number of the subject, such as the patient, that each training sample is of: a validation part cut from
     them keeps a subject's together, and has its share of every class. None: it is cut by lot alone."""
+    test_subjects: Tensor | None = None
+    """(n_test,) the number of the subject that each test sample is of, the same whatever the seed: intervals are by
+    subject. None: each is its own."""
     weight: Tensor | None = None
     """(n,) how much each training sample counts in the training loss; None: all alike."""
     seasons: Seasons | None = None
@@ -356,6 +359,11 @@ def _check(client: Client, task: Task) -> None:
     if rows is not None and (rows.shape != (tests,) or rows.is_floating_point() or len(set(rows.tolist())) < tests):
         raise FederationError(
             f"Client {client.name!r}: test_rows should be {tests} different whole numbers, one for each test sample."
+        )
+    whose = client.test_subjects
+    if whose is not None and (whose.shape != (tests,) or whose.is_floating_point()):
+        raise FederationError(
+            f"Client {client.name!r}: test_subjects should be {tests} whole numbers, one for each test sample."
         )
     for name, own in (("subjects", client.subjects), ("weight", client.weight)):
         if own is not None and own.shape != (client.samples,):

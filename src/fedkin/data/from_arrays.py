@@ -98,6 +98,7 @@ def _client(
         group=groups.get(client),
         test_rows=held,
         subjects=subjects[rest],
+        test_subjects=subjects[held] if "group" in parts and "x_test" not in parts else None,
         weight=parts["weight"][rest].float() if "weight" in parts else None,
     )
 

@@ -286,6 +286,7 @@ class _Silos:
                     pairs[2],
                     preprocessing=with_ranges(fits[client], ranging),
                     test_rows=torch.from_numpy(np.searchsorted(self.rows.own[client], part.test)),
+                    test_subjects=None if found is None else torch.from_numpy(found.codes[part.test]),
                     weight=None if weight is None else weight[rows[0]],
                     as_read=AsRead(read, inputs, with_ranges(alone[client], ranging)) if alone else None,
                 )

@@ -74,11 +74,6 @@ def notes(
             f"{shared:,} values of the group {found.column!r} occur in several silos, and count as another subject "
             "in each. If they are the same, say with table.fold which rows are for training and for testing."
         )
-    if len(pairs) < len(found.codes):
-        told.append(
-            f"Rows of one {found.column} stay together in every split. Intervals still count rows: they are too "
-            "narrow where a subject's rows resemble each other."
-        )
     return told
 
 

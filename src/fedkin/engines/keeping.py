@@ -40,8 +40,9 @@ class Keeper:
             tensor.copy_(initial) if tensor.shape[1:] == initial.shape else tensor.zero_()
         return room
 
-    def settle(self, record: Line) -> None:
-        """After a round is scored: what is as good as the best, or better, is kept."""
+    def settle(self, record: Line) -> set[str]:
+        """After a round is scored: what is as good as the best, or better, is kept; returns the names of these."""
+        kept = set[str]()
         for name, rows in self.now.items():
             held = record.models[name].validation
             loss = held.loss if held is not None else None
@@ -50,6 +51,8 @@ class Keeper:
             self.lowest[name] = min(loss, self.lowest.get(name, math.inf))
             if as_good(loss, self.lowest[name]):
                 self.best[name] = State(**{key: tensor.clone() for key, tensor in rows.items()})
+                kept.add(name)
+        return kept
 
     def of(self, clients: list[int], models: dict[str, Model]) -> dict[str, Model]:
         """What these clients are handed: of the chosen rounds; as they are where nothing was chosen."""

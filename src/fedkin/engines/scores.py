@@ -13,10 +13,11 @@ import torch
 from torch import Tensor
 
 from ..base.weights import Layout
-from ..evidence import progress
+from ..evidence import progress, untrained
 from ..evidence.outputs import CHOSEN, GLOBAL, MOST_BYTES, Outputs, joined
 from ..evidence.own_metric import OwnMetric, asked
 from ..evidence.records import Line, ModelScores, Validation
+from ..evidence.untrained import Answers, Own
 from ..runs.folder import Writer
 from ..training.cohort import Samples
 from ..training.evaluation import Model, Predictor, all_outputs, evaluate_all
@@ -171,6 +172,8 @@ class HandOut:
     """By model, a tensor (n_i, ...) a client."""
     seconds: float = 0.0
     """That this has taken, which are no part of a round."""
+    beside: Answers = field(default_factory=dict)
+    """What needs no federation answers on the test samples, once it is asked at the end."""
     withheld: list[int] = field(default_factory=list)
     """Clients all of whose models have exploded: they are handed none."""
 
@@ -203,6 +206,8 @@ class HandOut:
         return [[name for name, bad in zip(models, own, strict=True) if bad] for own in (found > bounds).T.tolist()]
 
     def end(self) -> None:
+        a = self.scores.assembly
+        self.beside = untrained.answers(a.problem.task, own_samples(a))
         if self.answers:
             self.writer.outputs(self._outputs())
 
@@ -260,6 +265,8 @@ class HandOut:
         task, samples = a.problem.task, a.test.take(self.clients)
         tested = [a.federation.clients[client].test_rows for client in self.clients]
         rows = [own for own in tested if own is not None]
+        whose = [a.federation.clients[client].test_subjects for client in self.clients]
+        subjects = [own for own in whose if own is not None]
         parts = zip(samples.starts, samples.counts, strict=True)
         y = torch.cat([samples.y[start : start + n] for start, n in parts]).cpu()
         outputs = Outputs(
@@ -272,9 +279,16 @@ class HandOut:
             target_mean=task.units[0],
             target_scale=task.units[1],
             class_names=task.class_names,
+            beside=self._beside(),
             rows=torch.cat(rows).long() if len(rows) == len(self.clients) else None,
+            subjects=torch.cat(subjects).long() if len(subjects) == len(self.clients) else None,
         )
         return outputs if task.metric.kind is not None else replace(outputs, own=self._own(outputs))
+
+    def _beside(self) -> dict[str, Tensor]:
+        """What needs no federation answered, as the models' answers are kept; nothing where that takes much."""
+        found = {name: torch.cat([each[c] for c in self.clients]).float() for name, each in self.beside.items()}
+        return found if sum(each.nbytes for each in found.values()) <= MOST_BYTES else {}
 
     def _own(self, outputs: Outputs) -> OwnMetric:
         """What a metric of the user's own says of the models handed out, and of the one for all where there is one."""
@@ -285,7 +299,20 @@ class HandOut:
         kept = [torch.split(models[name], counts) for name in names]
         parts = zip(torch.split(outputs.targets, counts), *kept, strict=True)
         metric = self.scores.assembly.problem.task.metric
-        return asked(metric, [(dict(zip(names, own, strict=True)), targets) for targets, *own in parts])
+        subjects = None if outputs.subjects is None else torch.split(outputs.subjects, counts)
+        return asked(metric, [(dict(zip(names, own, strict=True)), targets) for targets, *own in parts], subjects)
+
+
+def own_samples(a: Assembly) -> list[Own]:
+    """Of each known client what it trains and is tested on, and how much each of its samples counts in training."""
+    found = []
+    for i, client in enumerate(a.federation.clients[: a.problem.known]):
+        weight, of_class = client.weight, a.cohort.class_weight
+        if of_class is not None:
+            own = of_class[i].cpu()[client.train[1].long()]
+            weight = own if weight is None else own * weight
+        found.append(Own(client.train, client.test, weight))
+    return found
 
 
 def _named(model: Model, i: int, layout: Layout) -> dict[str, Tensor]:

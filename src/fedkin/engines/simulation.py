@@ -19,6 +19,7 @@ from ..base.wording import first_line
 from ..errors import FedkinError
 from ..evidence.progress import exhausted
 from ..evidence.records import Execution, Line, Novel
+from ..evidence.untrained import Answers
 from ..methods._method import Method
 from ..methods._problem import Problem
 from ..runs.checkpoint import Checkpoint
@@ -122,6 +123,8 @@ class Mail:
 
 
 BEFORE = "as before it was resumed"
+MOST_XI = 200
+"""Clients up to which xi is kept of every round."""
 
 
 class Simulation:
@@ -157,6 +160,8 @@ class Simulation:
         """The latest round."""
         self.withheld: tuple[str, ...] = ()
         """Clients that are handed no model."""
+        self.untrained: Answers = {}
+        """What needs no federation answered on the test samples."""
         self.upto: int | None = None
         """Rounds that are run whatever validation data say, and no more: as many as others of a comparison have."""
         self.exploded: Tensor | None = None
@@ -216,7 +221,7 @@ class Simulation:
         closing = yield from self._closing(self.last + 1)
         novel = (yield from self._newcomers()) if self.a.problem.known < len(self.a.problem) else None
         kept = tuple(name for name in closing if name in self.memory)
-        came = Outcome(self.last, closing, kept, novel, self.peak.bytes(), self._how(), self.withheld)
+        came = Outcome(self.last, closing, kept, novel, self.peak.bytes(), self._how(), self.withheld, self.untrained)
         self.writer.summary(summarise(self.writer.path, self.a, came))
 
     def _done(self, round: int) -> bool:
@@ -509,10 +514,11 @@ class Simulation:
         scored = self.scores.table(0, len(self.problem))
         record = Line(round=round, gradients=self.gradients, **facts, models=scored)
         self.writer.line(record)
-        if self.keeper is not None:
-            self.keeper.settle(record)
-        score = record.models[self.method.headline].mean
+        kept = None if self.keeper is None else self.keeper.settle(record)
+        held = record.models[self.method.headline].validation
+        score = None if held is None else held.mean
         better = score is not None and (self.best is None or (score - self.best[1]) * self.scores.direction > 0)
+        better = better if kept is None else self.method.headline in kept
         if xi is not None:
             self._keep_xi(round, xi, better)
         if better and score is not None:
@@ -520,8 +526,9 @@ class Simulation:
         self.listener.on_round(record)
 
     def _keep_xi(self, round: int, xi: Tensor, better: bool) -> None:
-        """Every round for up to 200 clients, every tenth beyond; the best and the last always."""
-        every = 1 if len(self.problem) <= 200 else 10
+        """Every round of so many clients, every tenth beyond; the last always, and the one that validation data would
+        choose in its place so far."""
+        every = 1 if len(self.problem) <= MOST_XI else 10
         if round % every == 0 or better or round > self.last:
             self.writer.collaboration(round, xi)
         if better and self.best and self.best[0] % every:
@@ -556,6 +563,7 @@ class Simulation:
         if self.keeper is not None:
             self._score(everyone, mail, round, hand_out)
         hand_out.end()
+        self.untrained = hand_out.beside
         self._withhold(hand_out)
         return names
 

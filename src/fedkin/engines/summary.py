@@ -15,10 +15,11 @@ from .. import data
 from ..base.machine import device_name
 from ..evidence.progress import chosen, still_improving
 from ..evidence.records import Collaboration, Execution, ModelSummary, Novel, Summary
-from ..evidence.untrained import untrained
+from ..evidence.untrained import LINEAR, Answers, scored
 from ..maths import statistics
 from ..runs.folder import read_lines
 from .assembly import Assembly
+from .scores import own_samples
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,8 @@ class Outcome:
     peak_bytes: int
     execution: Execution
     withheld: tuple[str, ...]
+    beside: Answers
+    """What needs no federation answered."""
 
 
 def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
@@ -41,11 +44,12 @@ def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
     lines = [line for line in read_lines(path / "rounds.jsonl") if not line.novel]
     problem, config, metric = a.known_problem(), a.config, a.problem.task.metric
     higher = metric.higher_is_better
-    models = {}
+    models, rounds = {}, {}
     for name in came.models:
         test = np.array([line.models[name].clients for line in lines], dtype=np.float64)
         known = all(line.models[name].validation is not None for line in lines)
         taken = chosen(lines, name, higher, config.patience)
+        rounds[name] = lines[taken].round
         at, best = statistics.best_mean(test, higher)
         models[name] = ModelSummary(
             bmta=best,
@@ -57,6 +61,7 @@ def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
             std=float(np.nanstd(test[at])),
             improving=still_improving(lines, name),
         )
+    beside = scored(a.problem.task, came.beside, own_samples(a))
     return Summary(
         method=config.method,
         data=data.short(config.data.name),
@@ -73,9 +78,10 @@ def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
         headline=a.method.headline,
         models=models,
         kept=came.kept,
-        collaboration=_collaboration(path, a, models[a.method.headline].bmta_round),
+        collaboration=_collaboration(path, a, rounds[a.method.headline]),
         novel=came.novel,
-        untrained=untrained(a.problem.task, ((c.train, c.test) for c in a.federation.clients[: a.problem.known])),
+        untrained=next((own for name, own in beside.items() if name != LINEAR), None),
+        linear=beside.get(LINEAR),
         notes=a.federation.notes,
         ended="rounds" if came.rounds == config.rounds or not config.patience else "validation",
         diverged=tuple(dict.fromkeys(name for line in lines for name in line.diverged)),
@@ -93,8 +99,9 @@ def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
     )
 
 
-def _collaboration(path: Path, a: Assembly, best: int) -> Collaboration | None:
-    """How much of xi stays within the known groups, and how well the groups read off it agree, at the best round.
+def _collaboration(path: Path, a: Assembly, taken: int) -> Collaboration | None:
+    """How much of xi stays within the known groups, and how well the groups read off it agree, at the round that was
+    taken.
 
     None where every client is a group of its own, as there is nothing to agree with.
     """
@@ -102,7 +109,7 @@ def _collaboration(path: Path, a: Assembly, best: int) -> Collaboration | None:
     recorded = sorted((path / "collaboration").glob("round-*.npy"))
     if groups is None or not recorded or len(set(groups.tolist())) == len(groups):
         return None
-    at = min(recorded, key=lambda f: abs(int(f.stem.removeprefix("round-")) - best))
+    at = min(recorded, key=lambda f: abs(int(f.stem.removeprefix("round-")) - taken))
     xi = np.load(at, allow_pickle=False)
     known = groups.tolist()
     return Collaboration(

@@ -163,6 +163,13 @@ def _scored(run: Run, model: str) -> Scored:
     return Scored(run, model, tuple(line.round for line in lines), table, best, mean, at, known)
 
 
+def round_taken(run: Run) -> int:
+    """The round that everything said of the headline model stands on."""
+    name, summary = run.summary.headline, run.summary
+    lines = _lines(run, name)
+    return lines[progress.chosen(lines, name, summary.higher_is_better, run.config.get("patience", 0))].round
+
+
 def _lines(run: Run, model: str) -> list[Line]:
     return [line for line in run.rounds if not line.novel and model in line.models]
 

@@ -17,7 +17,8 @@ from .older import Older, older
 from .references import Reference
 from .trained_with import trained_with
 from .untrained import beside
-from .worth_joining import Best, Joining, JoiningError, NotKept, Scorecard
+from .verdicts import Joining, JoiningError
+from .worth_joining import Best, NotKept, Scorecard
 
 
 class Findings:
@@ -103,7 +104,8 @@ class Findings:
 
     @cached_property
     def untrained(self) -> list[Reference]:
-        """What needs no training: the most frequent class, or the mean, of each silo's own data, by seed."""
+        """What needs no federation: the most frequent class, or the mean, of each silo's own data, and its own linear
+        model, by seed."""
         return beside(self.runs)
 
     @cached_property

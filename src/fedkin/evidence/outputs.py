@@ -4,7 +4,7 @@ made of it afterwards."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor
 
 from ..base.task import Kind, Metric, metric_named, metrics_for
 from ..errors import FedkinError
-from .estimates import Estimate, estimate
+from . import repeated_samples
+from .estimates import Estimate
 from .own_metric import OwnMetric
 
 CHOSEN = "chosen"
@@ -29,7 +30,8 @@ class Outputs:
 
     models: {name: (N, ...)}, the handed-out models together under `chosen`; targets: (N, ...), as the models saw them.
     handed: for each client which of the method's models it was handed. rows: (N,) which of its own samples a client was
-    tested on, the same number in every seed (`Client.test_rows`), if that is known.
+    tested on, the same number in every seed (`Client.test_rows`), if that is known. subjects: (N,) whose sample it is,
+    such as the patient's, by a number that means the same in every seed, where a subject may have several.
     """
 
     clients: tuple[str, ...]
@@ -42,6 +44,10 @@ class Outputs:
     target_scale: float = 1.0
     class_names: tuple[str, ...] = ()
     rows: Tensor | None = None
+    subjects: Tensor | None = None
+    beside: Mapping[str, Tensor] = field(default_factory=dict)
+    """{name: (N, ...)} what needs no federation answered: `majority` or `mean`, and `linear`; NaN where it has no
+    answer."""
     own: OwnMetric | None = None
     """Of runs whose metric is a function of the user's: what it was of these answers."""
 
@@ -62,8 +68,10 @@ class Outputs:
             counts=(self.counts[i],),
             handed=(self.handed[i],),
             models={name: outputs[rows] for name, outputs in self.models.items()},
+            beside={name: outputs[rows] for name, outputs in self.beside.items()},
             targets=self.targets[rows],
             rows=None if self.rows is None else self.rows[rows],
+            subjects=None if self.subjects is None else self.subjects[rows],
             own=None if self.own is None else self.own.of(i),
         )
 
@@ -86,13 +94,12 @@ class Outputs:
 
     def metrics(self) -> dict[str, dict[str, dict[str, Estimate]]]:
         """{client: {model: {metric: value with its 95 % interval}}} for every metric that fits the task."""
-        fitting = [self.metric(name) for name in self.fitting]
         found: dict[str, dict[str, dict[str, Estimate]]] = {}
         for client in self.clients:
             own = self.of(client)
             found[client] = {
-                model: {metric.name: estimate(metric, outputs, own.targets) for metric in fitting}
-                for model, outputs in own.models.items()
+                model: {metric: repeated_samples.estimate(metric, [own], model) for metric in self.fitting}
+                for model in own.models
             }
         return found
 
@@ -108,16 +115,21 @@ class Outputs:
             "target": {"mean": self.target_mean, "scale": self.target_scale},
             "classes": list(self.class_names),
         }
-        rows = {} if self.rows is None else {"rows": self.rows}
+        whose = {"rows": self.rows, "subjects": self.subjects}
+        rows = {name: numbers for name, numbers in whose.items() if numbers is not None}
         if self.own is not None:
             about["own"] = {"metric": self.own.name, "higher_is_better": self.own.higher_is_better}
             rows |= {f"own/{name}": values.contiguous() for name, values in self.own.values.items()}
+        rows |= {f"beside/{name}": answers for name, answers in self.beside.items()}
         return {"targets": self.targets} | rows | {f"models/{name}": t for name, t in self.models.items()}, about
 
     @staticmethod
     def from_file(tensors: Mapping[str, Tensor], about: Mapping[str, Any]) -> Outputs:
         """What `to_file` gave; where `chosen` was not written it is put together."""
-        models = {name.removeprefix("models/"): t for name, t in tensors.items() if name.startswith("models/")}
+        models, beside = (
+            {name.removeprefix(part): t for name, t in tensors.items() if name.startswith(part)}
+            for part in ("models/", "beside/")
+        )
         counts, handed = tuple(about["counts"]), tuple(about["chosen"])
         return Outputs(
             clients=tuple(about["clients"]),
@@ -130,6 +142,8 @@ class Outputs:
             target_scale=about["target"]["scale"],
             class_names=tuple(about["classes"]),
             rows=tensors.get("rows"),
+            subjects=tensors.get("subjects"),
+            beside=beside,
             own=_own(tensors, about.get("own")),
         )
 

@@ -41,10 +41,12 @@ class OwnMetric:
         return replace(self, values={name: each[client : client + 1] for name, each in self.values.items()})
 
 
-def asked(metric: Metric, clients: Sequence[Part]) -> OwnMetric:
-    """The metric of every client's samples, and of samples drawn from them; NaN where it is not defined."""
+def asked(metric: Metric, clients: Sequence[Part], subjects: Sequence[Tensor] | None = None) -> OwnMetric:
+    """The metric of every client's samples, and of samples drawn from them; NaN where it is not defined. subjects: of
+    each client (n,) whose sample it is: then subjects are drawn, with all of their samples."""
     rows = [[[_value(metric, own, targets) for own in models.values()] for models, targets in clients]]
-    drawn = [_drawing(targets) for _, targets in clients]
+    whose = subjects if subjects is not None else [torch.arange(len(targets)) for _, targets in clients]
+    drawn = [_drawing(targets, own) for (_, targets), own in zip(clients, whose, strict=True)]
     started = time.monotonic()
     while len(rows) <= DRAWS and (len(rows) <= FEWEST or time.monotonic() - started < SECONDS):
         rows.append(
@@ -67,15 +69,20 @@ def _value(metric: Metric, outputs: Tensor, targets: Tensor) -> float:
         return NAN
 
 
-def _drawing(targets: Tensor) -> Callable[[], Tensor]:
-    """Draws samples with replacement, by a generator that the targets (n, ...) alone decide."""
+def _drawing(targets: Tensor, subjects: Tensor) -> Callable[[], Tensor]:
+    """Draws subjects with replacement, by a generator that the targets (n, ...) alone decide: the places of their
+    samples. subjects: (n,) whose sample it is."""
     found = hashlib.sha256(targets.contiguous().numpy().tobytes()).digest()
-    rng, n = np.random.default_rng(list(found)), len(targets)
-    return lambda: torch.from_numpy(rng.integers(max(n, 1), size=n))
+    sizes = np.unique(subjects.numpy(), return_counts=True)[1].tolist()
+    rng, n = np.random.default_rng(list(found)), len(sizes)
+    if n == len(subjects):
+        return lambda: torch.from_numpy(rng.integers(max(n, 1), size=n))
+    samples = torch.split(subjects.argsort(stable=True), sizes)
+    return lambda: torch.cat([samples[i] for i in rng.integers(n, size=n).tolist()])
 
 
 def estimate(seeds: Sequence[tuple[OwnMetric, int]], model: str) -> Estimate:
-    """A model's score at a client; seeds: what each kept of this client, and of how many test samples."""
+    """A model's score at a client; seeds: what each kept of this client, and of how many test samples, or subjects."""
     each = []
     for own, samples in seeds:
         value, *draws = own.values[model][0].tolist()

@@ -171,8 +171,8 @@ class Novel(Record):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Untrained(Record):
-    """What the most frequent class (`majority`) or the mean target (`mean`) of each client's own training data scores.
-    clients: (m,) on test data, in the order of the clients."""
+    """What needs no federation: the most frequent class (`majority`) or the mean target (`mean`) of each client's own
+    training data, or its own `linear` model. clients: (m,) on test data, in the order of the clients."""
 
     name: str
     clients: tuple[Score, ...]
@@ -216,6 +216,7 @@ class Summary(Record):
     collaboration: Collaboration | None = field(default=None, metadata=_as(Collaboration))
     novel: Novel | None = field(default=None, metadata=_as(Novel))
     untrained: Untrained | None = field(default=None, metadata=_as(Untrained))
+    linear: Untrained | None = field(default=None, metadata=_as(Untrained))
     notes: tuple[str, ...] = ()
     """What was told of the data before the run."""
     ended: str | None = None

@@ -12,8 +12,8 @@ import numpy as np
 class Reference:
     """What one row scored at the clients, in the task's metric; `settings` is the digest of the configuration.
 
-    `scores` (m,) are those of the best round where there are rounds, as in the tables of methods, `last` those of the
-    last one.
+    `scores` (m,) are those of the round that validation data choose, where there are rounds, as in the tables of
+    methods; `last` those of the last one.
     """
 
     name: str

@@ -15,9 +15,8 @@ are not narrowed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,167 +26,21 @@ from ..errors import FedkinError
 from ..maths import statistics
 from . import comparison, own_metric, progress, repeated_samples
 from .comparison import ALONE, ORACLE, Members, Run
-from .estimates import Estimate
+from .estimates import Estimate, score
 from .outputs import CHOSEN, Outputs
 from .records import Line, ModelScores
+from .telling import several, telling
+from .verdicts import Joining, JoiningError, Silo
 
 GLOBAL = ("fedavg", "global")
+NAN = float("nan")
 UNDEFINED = {"c_index": "no two test samples can be compared"}
 """Why there is no score, by metric, where it is not that all samples are of one class."""
 CHOSEN_BY = "of the joint methods the one whose handed-out models have the best mean validation score"
-CHANCE = 0.05
-FEWEST_SAMPLES = 10
-"""Test samples below which a silo gets no verdict, whatever they show."""
-SMALLEST = 0.001
-"""The share of the score that a gain or a loss has to be."""
-MOST_NAMED = 4
-"""Silos that a sentence names; more are counted."""
-
-
-class JoiningError(FedkinError):
-    """There is no answer; the sentence says what is missing."""
 
 
 class NotKept(JoiningError):
     """There is no answer in the user's own metric, of which the runs kept nothing."""
-
-
-@dataclass(frozen=True)
-class Silo:
-    """One silo's answer. Scores are in the metric's own direction; a positive gain is for the better always."""
-
-    client: str
-    samples: int
-    """Different test samples in all seeds; where they have no numbers, the mean over seeds."""
-    alone: Estimate
-    common: Estimate | None
-    """The plain global model's, where `fedavg` is among the runs."""
-    personal: Estimate
-    gain: Estimate
-    """Of personal over alone, on the same samples."""
-    handed: str
-    """Which of the method's models it was handed."""
-    undefined: str = "all test samples are of one class"
-    """Why the metric is not defined, where it is not."""
-    p: float = float("nan")
-    """Of the gain, after Holm's correction over the silos that can have a verdict; NaN for one that cannot."""
-
-    @property
-    def large_enough(self) -> bool:
-        """Whether its test samples allow a verdict at all."""
-        return self.samples >= FEWEST_SAMPLES and not np.isnan(self.gain.low)
-
-    @property
-    def matters(self) -> bool:
-        """Whether the gain is a thousandth of the score, or more; what is less is no reason to join or to stay away,
-        however sure it is."""
-        return abs(self.gain.value) >= SMALLEST * max(abs(self.alone.value), abs(self.personal.value))
-
-    @property
-    def answer(self) -> Literal["yes", "no", "cannot tell"]:
-        if not (self.p < CHANCE and self.matters):
-            return "cannot tell"
-        return "yes" if self.gain.low > 0 else "no" if self.gain.high < 0 else "cannot tell"
-
-    @property
-    def verdict(self) -> str:
-        if self.answer != "cannot tell":
-            return "yes" if self.answer == "yes" else "no, better alone"
-        return f"cannot tell: {self._why}"
-
-    @property
-    def _why(self) -> str:
-        count = f"{self.samples:,} test sample{'' if self.samples == 1 else 's'}"
-        if not self.samples:
-            return "there are no test samples"
-        if np.isnan(self.gain.value):
-            return self.undefined
-        if self.samples < FEWEST_SAMPLES:
-            return f"{count} {'is' if self.samples == 1 else 'are'} too few for a verdict"
-        if np.isnan(self.gain.low):
-            return f"{count} show no spread to judge by"
-        if self.p < CHANCE and not self.matters:
-            return "the difference is less than a thousandth of the score"
-        if self.gain.low > 0 or self.gain.high < 0:
-            return "among so many silos it could be chance"
-        return f"with {count} the difference could be chance"
-
-
-@dataclass(frozen=True)
-class Joining:
-    """The answers of all silos, for the best joint method."""
-
-    metric: str
-    higher_is_better: bool
-    method: str
-    chosen_by: str
-    """Why this method, in words."""
-    seeds: tuple[int, ...]
-    silos: tuple[Silo, ...]
-    by_patient: bool = False
-    """Whether there are several seeds, and it is known which of a silo's samples each tested."""
-
-    @property
-    def together(self) -> Estimate:
-        """The mean gain over the silos that have one with an interval, each counted by its test samples: one with three
-        does not outvote one with three hundred. Their samples are not the same, so errors add as squares."""
-        known = [silo for silo in self.silos if not np.isnan(silo.gain).any()]
-        if not known:
-            return Estimate(float("nan"))
-        weights = [float(silo.samples) for silo in known]
-        mean = float(np.average([silo.gain.value for silo in known], weights=weights))
-        return Estimate(mean, *statistics.mover([silo.gain for silo in known], weights))
-
-    def frame(self) -> Any:
-        """A pandas frame with a row for each silo."""
-        try:
-            import pandas as pd
-        except ImportError:
-            raise JoiningError("A frame needs pandas: `pip install pandas`.") from None
-        rows = [
-            {
-                "silo": silo.client,
-                "test samples": silo.samples,
-                "alone": silo.alone.value,
-                "global": silo.common.value if silo.common else float("nan"),
-                "joined": silo.personal.value,
-                "gain": silo.gain.value,
-                "low": silo.gain.low,
-                "high": silo.gain.high,
-                "p": silo.p,
-                "verdict": silo.verdict,
-                "handed out": silo.handed,
-            }
-            for silo in self.silos
-        ]
-        return pd.DataFrame(rows).set_index("silo")
-
-    @property
-    def sentence(self) -> str:
-        """Joining with fedamp helped north and east, harmed west, and for 2 of 5 silos it cannot be told."""
-        answers = ("yes", "no", "cannot tell")
-        helped, harmed, unclear = ([s.client for s in self.silos if s.answer == answer] for answer in answers)
-        count, start = len(self.silos), f"Joining with {self.method}"
-        if len(unclear) == count:
-            which = f"at {unclear[0]}" if count == 1 else f"for any of the {count} silos"
-            return f"Whether joining with {self.method} helped cannot be told {which}."
-        for verb, those in (("helped", helped), ("harmed", harmed)):
-            if len(those) == count:
-                return f"{start} {verb} {f'all {count} silos' if count > 1 else those[0]}."
-        text = f"{start} helped {_those(helped, count)}"
-        if not unclear:
-            return f"{text} and harmed {_those(harmed, count)}."
-        return f"{text}, harmed {_those(harmed, count)}, and for {_those(unclear, count)} it cannot be told."
-
-
-def _those(clients: Sequence[str], count: int) -> str:
-    """Silos by their names where they are few, else how many."""
-    if not clients:
-        return "none"
-    if len(clients) > MOST_NAMED:
-        return f"{len(clients)} of {count} silos"
-    *others, last = clients
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 Best = tuple[str, str]
@@ -214,27 +67,84 @@ def worth_joining(members: Members, best: Best, metric: str | None = None) -> Jo
     measure = _measure(members[method][0], [*first, *then], metric)
     clients = _order(members[method], then)
     known = not measure.own and _patients_known([*first, *then, *plain], clients)
+    with_nothing = _with_nothing(members, measure, joint, seeds)
     silos = []
     for client in clients:
         before, after, common = (_at(client, each, known) for each in (first, then, plain))
         if len(before) != len(after) or not all(map(_same_samples, before, after)):
             raise JoiningError(f"{lonely} and {method} were not tested on the same samples at {client!r}.")
         common = [outputs for outputs in common if GLOBAL[1] in outputs.models and measure.told(outputs)]
+        personal, beside = measure.estimate(after, CHOSEN), with_nothing.get(client, {})
         silos.append(
             Silo(
                 client=client,
                 samples=_tested(after),
                 alone=measure.estimate(before, CHOSEN),
                 common=measure.estimate(common, GLOBAL[1]) if common else None,
-                personal=measure.estimate(after, CHOSEN),
+                personal=personal,
                 gain=measure.gain(before, after),
                 handed=" or ".join(sorted({outputs.handed[0] for outputs in after})),
+                subjects=_subjects(after),
                 undefined=_undefined(measure),
+                told_by=telling(measure.name, after),
+                beside=beside,
+                no_worse=_no_worse(beside, personal.value, 1 if measure.higher_is_better else -1),
             )
         )
     by_patient = known and len(seeds) > 1
     higher = measure.higher_is_better
     return Joining(measure.name, higher, method, chosen_by, seeds, tuple(_tested_together(silos)), by_patient)
+
+
+def _with_nothing(
+    members: Members, measure: _Measure, joint: Mapping[int, Outputs], seeds: Sequence[int]
+) -> dict[str, dict[str, float]]:
+    """{client: {name: mean over seeds}} of what silos have with nothing, in the metric asked for.
+
+    From the answers that runs kept; of older runs, and in a metric of the user's own, what their summaries have, which
+    is in the runs' metric. Where the loss is the user's own as well, nobody knows what outputs mean, and a mean of
+    targets is no answer.
+    """
+    found: dict[str, dict[str, list[float]]] = {}
+
+    def add(client: str, name: str, value: float | None) -> None:
+        if value is not None and np.isfinite(value):
+            found.setdefault(client, {}).setdefault(name, []).append(value)
+
+    summaries = {run.summary.seed: run for runs in members.values() for run in runs if _summed_up(run, measure)}
+    for seed in seeds:
+        outputs = joint[seed]
+        if outputs.beside and not measure.own:
+            metric = outputs.metric(measure.name)
+            for client in outputs.clients:
+                own = outputs.of(client)
+                for name, answers in own.beside.items():
+                    add(client, name, NAN if answers.isnan().any() else score(metric, answers, own.targets))
+        elif seed in summaries:
+            summary = summaries[seed].summary
+            for record in (summary.untrained, summary.linear):
+                for client, value in zip(summary.clients, record.clients, strict=True) if record else ():
+                    add(client, record.name if record else "", value)
+    return {client: {name: float(np.mean(each)) for name, each in own.items()} for client, own in found.items()}
+
+
+def _summed_up(run: Run, measure: _Measure) -> bool:
+    """Whether the run's summary says what silos have with nothing, in this metric."""
+    loss = str(run.config.get("learning", {}).get("loss", ""))
+    there = run.summary.untrained is not None or run.summary.linear is not None
+    return there and run.summary.metric == measure.name and not (measure.own and ":" in loss)
+
+
+def _no_worse(beside: Mapping[str, float], joined: float, sign: int) -> tuple[str, ...]:
+    """What scores as well as the joined model, or better; the best first."""
+    level = 1e-12 * max(1.0, abs(joined)) if np.isfinite(joined) else 0.0
+    names = [name for name, value in beside.items() if sign * (value - joined) >= -level]
+    return tuple(sorted(names, key=lambda name: -sign * beside[name]))
+
+
+def _subjects(seeds: Sequence[Outputs]) -> int | None:
+    """Different subjects, where some have several samples."""
+    return round(telling("", seeds).count) if any(map(several, seeds)) else None
 
 
 def _tested_together(silos: Sequence[Silo]) -> list[Silo]:
@@ -268,7 +178,7 @@ class _Measure:
 
 
 def _kept(seeds: Sequence[Outputs]) -> list[tuple[own_metric.OwnMetric, int]]:
-    return [(outputs.own, outputs.counts[0]) for outputs in seeds if outputs.own is not None]
+    return [(outputs.own, _subjects([outputs]) or outputs.counts[0]) for outputs in seeds if outputs.own is not None]
 
 
 @dataclass(frozen=True)

@@ -209,11 +209,13 @@ def auc_interval(auc: float, positives: float, negatives: float, level: float = 
         return (theta - auc) ** 2 - z * z * theta * (1 - theta) * inflation / (positives * negatives)
 
     inside = min(max(auc, 1e-12), 1 - 1e-12)  # at 0 and at 1 the excess is 0, which is not the end looked for
+    if not excess(inside) < 0:  # of a level next to nothing, the interval is the value
+        return auc, auc
     low = 0.0 if auc == 0 else float(optimize.brentq(excess, 0.0, inside))
     return low, 1.0 if auc == 1 else float(optimize.brentq(excess, inside, 1.0))
 
 
-def paired_interval(gained: int, lost: int, n: int, level: float = 0.95) -> tuple[float, float]:
+def paired_interval(gained: float, lost: float, n: float, level: float = 0.95) -> tuple[float, float]:
     """For (gained - lost) / n, the difference of two shares of the same n samples: Bonett and Price's (2012).
 
     Two samples are made up, one for each side. Without them four samples gained and none lost of thirty would pass for

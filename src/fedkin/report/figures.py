@@ -16,15 +16,15 @@ from ..evidence import comparison
 from ..evidence.comparison import Row, Run
 from ..evidence.estimates import Estimate
 from ..evidence.findings import Findings
-from ..evidence.worth_joining import Joining
+from ..evidence.verdicts import Joining
 from ..maths import statistics
+from .verdicts import verdict_text
 from .words import (
     ANSWERS,
     BOX_FROM,
     GREY,
     NAMED_UP_TO,
     PALETTE,
-    best_round,
     colours,
     estimate_text,
     gain_text,
@@ -175,7 +175,9 @@ def joining(found: Joining) -> go.Figure:
             error_x=_whiskers(gains, colour),
             mode="markers",
             marker={"color": colour, "size": 9, "symbol": "square"},
-            text=[f"{names[i]}: {gain_text(silos[i].gain, metric)}<br>{silos[i].verdict}" for i in chosen],
+            text=[
+                f"{names[i]}: {gain_text(silos[i].gain, metric)}<br>{verdict_text(silos[i], metric)}" for i in chosen
+            ],
             hovertemplate="%{text}<extra></extra>",
             showlegend=False,
             row=1,
@@ -214,12 +216,12 @@ def collaboration(run: Run, limit: int = MOST_ROUNDS) -> go.Figure | None:
     """xi as a heat map with a slider over at most about `limit` recorded rounds; None where the method has no xi.
 
     Clients are in order of group, then name. Lines mark the known groups; where none are known, dotted ones mark
-    those read off xi in the best round.
+    those read off xi in the round that scores stand on, which is the one shown first.
     """
     matrices = recorded_xi(run, max(2, min(limit, MOST_ENTRIES // len(run.summary.clients) ** 2)))
     if not matrices:
         return None
-    shown = min(matrices, key=lambda k: abs(k - best_round(run)))
+    shown = min(matrices, key=lambda k: abs(k - comparison.round_taken(run)))
     groups, known = xi_groups(run, matrices[shown])
     order = comparison.client_order(run.summary.clients, groups)
     names = [plain(run.summary.clients[i]) for i in order]

@@ -14,10 +14,11 @@ from ..evidence import references
 from ..evidence.comparison import Pair, Row, Run
 from ..evidence.findings import Findings
 from ..evidence.newcomers import Served
-from ..evidence.worth_joining import Joining, Scorecard
+from ..evidence.worth_joining import Scorecard
 from ..maths import statistics
-from . import figures, graph, html, training
+from . import figures, graph, html, silos, training
 from .html import escaped
+from .verdicts import joining_told
 from .words import (
     caveats,
     checked_xi,
@@ -27,10 +28,6 @@ from .words import (
     difference_text,
     estimate_text,
     finding,
-    gain_text,
-    joining_sentence,
-    joining_told,
-    joining_words,
     metric_name,
     older_models,
     p_cell,
@@ -55,7 +52,7 @@ def write_page(
         _results(found, reference),
         training.rates_section({"": found}),
         _references(without, found.metric),
-        _joining(found.joined),
+        silos.section(found),
         html.section("Over the rounds", _curve_words(found), html.embed("curves", figures.curves(found))),
         html.section("The spread over clients", spread, html.embed("distribution", figures.distribution(found))),
         _clients(found),
@@ -84,25 +81,13 @@ def _tiles(found: Findings) -> list[tuple[str, str, str]]:
     """The numbers to remember, as (label, value, of what)."""
     table = contenders(found)
     metric, best = found.metric, table[0]
-    joining = _chosen_round_tiles(found, table) if found.joined is None else _joining_tiles(found.joined)
+    joining = _chosen_round_tiles(found, table) if found.joined is None else silos.tiles(found.joined)
     label = "Best mean" if len(table) > 1 else "Mean"
     return [
         (f"{label} {metric_name(metric)}", score_text(best.score, metric), best.name),
         *joining,
         ("Worst client", score_text(best.worst, metric), best.name),
     ]
-
-
-def _joining_tiles(found: Joining) -> list[tuple[str, str, str]]:
-    """What joining came to by the models handed out, as the section on joining has it."""
-    gain = found.together.value
-    tiles = []
-    if not np.isnan(gain):
-        label = "Gained by joining" if gain >= 0 else "Lost by joining"
-        tiles.append((label, difference_text(gain, found.metric), f"{found.method}, mean of the models handed out"))
-    answers = [silo.answer for silo in found.silos]
-    helped, harmed, unclear = (answers.count(answer) for answer in ("yes", "no", "cannot tell"))
-    return [*tiles, ("Silos helped", f"{helped} of {len(answers)}", f"harmed: {harmed}, cannot tell: {unclear}")]
 
 
 def _chosen_round_tiles(found: Findings, table: Sequence[Row]) -> list[tuple[str, str, str]]:
@@ -243,30 +228,6 @@ the end, so signs may differ. """
     return html.section("Client by client", about, html.table(heads, lines))
 
 
-def _joining(found: Joining | None) -> str:
-    """For each silo alone, global and personal with intervals, the gain and the answer; nothing where there is none."""
-    if found is None:
-        return ""
-    metric, plain = found.metric, any(silo.common for silo in found.silos)
-    several = len({silo.handed for silo in found.silos}) > 1  # else the heading names the one model
-    own = [found.method, "handed out"] if several else [f"{found.method}:{found.silos[0].handed}"]
-    heads = ["silo", "test samples", "alone", *(["global"] if plain else []), *own, "gain"]
-    lines = []
-    for silo in found.silos:
-        scores = [silo.alone, *([silo.common] if plain else []), silo.personal]
-        cells = [html.cell(f"{silo.samples:,}", silo.samples)]
-        cells += [html.interval_cell(estimate_text(score, metric), score) for score in scores]
-        cells += [f'<td class="handed">{escaped(silo.handed)}</td>'] if several else []
-        cells.append(html.interval_cell(gain_text(silo.gain, metric), silo.gain))
-        mark = {"yes": "good", "no": "bad", "cannot tell": "unclear"}[silo.answer]
-        cells.append(f'<td><span class="verdict {mark}">{escaped(silo.verdict)}</span></td>')
-        lines.append(html.row(silo.client, cells))
-    table = html.table(html.head(heads, '<th data-sort="text" class="words">worth joining?</th>'), lines, "joining")
-    picture = html.embed("joining", figures.joining(found)) if len(found.silos) <= figures.MOST_SILOS else ""
-    about = f"<b>{escaped(joining_sentence(found))}</b> {escaped(joining_words(found))}"
-    return html.section("Was it worth joining?", about, picture + table)
-
-
 def _scorecard(found: Scorecard | None) -> str:
     """All metrics that fit the task, of the models that silos are handed, with intervals."""
     if found is None:
@@ -360,15 +321,15 @@ def _collaboration(found: Findings) -> str:
     if not panels:
         return ""
     choice = f"<p><label>Method <select data-panels>{''.join(options)}</select></label></p>" if len(panels) > 1 else ""
-    lines = "the known groups" if first[0][1].summary.groups else "groups read off the matrix in the best round"
+    lines = "the known groups" if first[0][1].summary.groups else "groups read off the matrix in the chosen round"
     about = f"""How much each client’s model (column) counts in the model made for another (row). Clients are in order
-of group, then name; orange lines mark {lines}. The scale ends at the largest weight on another client, so a client’s
-own weight on the diagonal may lie beyond it."""
+of group, then name; orange lines mark {lines}. Shown first is the round that the scores stand on. The scale ends at the
+largest weight on another client, so a client’s own weight on the diagonal may lie beyond it."""
     return html.section("Who learns from whom", about, choice + "".join(panels))
 
 
 def _kin(run: Run) -> str:
-    """What the matrix of the best recorded round says in words."""
+    """What the matrix of the chosen round says in words."""
     found = run.collaboration(None)
     assert found is not None
     xi, clients = checked_xi(run, found), run.summary.clients
@@ -377,13 +338,13 @@ def _kin(run: Run) -> str:
     families = [[clients[i] for i in order if labels[i] == label] for label in np.unique(labels)]
     families = [family for family in families if len(family) > 1]
     if not families:
-        return '<p class="note">In the best recorded round no clients clearly prefer each other.</p>'
+        return '<p class="note">In the chosen round no clients clearly prefer each other.</p>'
     index = ""
     if known and len(set(groups.tolist())) < len(groups):
         index = f"; adjusted Rand index {statistics.adjusted_rand(labels, groups):.2f} with the known ones"
     items = "".join(f"<li>{escaped(', '.join(family))}</li>" for family in families)
     about = '<p class="note">Clients that give each other clearly more than the uniform share:</p>'
-    return html.fold(f"Groups found in the best recorded round: {len(families)}{index}", f"{about}<ul>{items}</ul>")
+    return html.fold(f"Groups found in the chosen round: {len(families)}{index}", f"{about}<ul>{items}</ul>")
 
 
 def _settings(found: Findings, about: Mapping[str, Any]) -> str:

@@ -15,12 +15,11 @@ import numpy as np
 from ..evidence import comparison
 from ..evidence.comparison import Row, Run
 from ..evidence.findings import Findings
-from ..evidence.worth_joining import Joining
+from ..evidence.verdicts import Joining
 from .words import (
     ANSWERS,
     BOX_FROM,
     NAMED_UP_TO,
-    best_round,
     checked_xi,
     colours,
     is_share,
@@ -63,7 +62,7 @@ STYLE: dict[Any, Any] = {  # Any: newer matplotlib types the keys, older ones do
 
 def write_figures(found: Findings, folder: Path, formats: Sequence[str] = ("png", "pdf")) -> list[Path]:
     """Write curves, distribution, the gains of joining (beside `separate`) and, for each method that has one, xi of its
-    best round; return the paths."""
+    chosen round; return the paths."""
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(STYLE)
@@ -163,7 +162,7 @@ def joining(found: Joining) -> Figure:
 
 
 def collaboration(run: Run) -> Figure | None:
-    """xi of the best recorded round, clients in order of group, then name; None where the method has no xi."""
+    """xi of the chosen round, clients in order of group, then name; None where the method has no xi."""
     found = run.collaboration(None)
     if found is None:
         return None
@@ -194,7 +193,8 @@ def collaboration(run: Run) -> Figure | None:
 
 
 def _nearest(run: Run) -> int:
-    return min(run.recorded, key=lambda k: abs(k - best_round(run)), default=best_round(run))
+    taken = comparison.round_taken(run)
+    return min(run.recorded, key=lambda k: abs(k - taken), default=taken)
 
 
 def _shown(found: Findings) -> list[Row]:

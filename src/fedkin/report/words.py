@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..evidence import comparison
+from ..evidence import comparison, references
 from ..evidence.comparison import Row, Run
 from ..evidence.estimates import Estimate
 from ..evidence.findings import Findings
 from ..evidence.trained_with import prepared_with
-from ..evidence.worth_joining import FEWEST_SAMPLES, Joining
 from ..maths import statistics
 from ..runs import options
 
@@ -93,7 +92,7 @@ def gain_text(gain: Estimate, metric: str) -> str:
     if np.isnan(gain.value):
         return "–"
     value, low, high = (signed_text(number, metric) for number in gain)
-    return f"{value} ({low} to {high})" if low else value
+    return f"{value} ({low} to {high})" if low and any(gain) else value
 
 
 def _end(value: float, metric: str) -> str:
@@ -120,64 +119,6 @@ def difference_text(value: float, metric: str) -> str:
     if is_share(metric):
         return f"{100 * abs(value):.1f} points"
     return f"{abs(value):.3f}" if metric in RANKS else _digits(abs(value), 3)
-
-
-def joining_told(findings: Findings) -> list[str]:
-    """Whether it was worth joining, in sentences: of a page's and of the terminal's first ones.
-
-    The comparison is of headline models in chosen rounds, the answer to silos of what they are handed at the end. Where
-    these point in different directions, that is said."""
-    found = findings.joined
-    if found is None:
-        return [findings.untold] if findings.untold else []
-    told, gain = [joining_sentence(found)], found.together.value
-    alone = contenders(findings)[0].method == comparison.ALONE
-    if (alone and (gain > 0 or any(silo.answer == "yes" for silo in found.silos))) or (not alone and gain < 0):
-        told.append(
-            "That is of the models handed out at the end, silos counted by their test samples; which method does best "
-            "is of the headline models, every silo counted alike."
-        )
-    return told
-
-
-def joining_sentence(found: Joining) -> str:
-    """The silos' answers counted, and what they gain on average, which may be sure where no single answer is."""
-    if len(found.silos) == 1 or np.isnan(found.together.value):
-        return found.sentence
-    unit = " points" if is_share(found.metric) else ""
-    value, _, interval = gain_text(found.together, found.metric).partition(" ")
-    if all(silo.answer == "cannot tell" for silo in found.silos) and found.together.low * found.together.high > 0:
-        verb = "gains" if found.together.low > 0 else "costs"
-        return (
-            f"On average joining with {found.method} {verb} a silo {value[1:]}{unit} of {metric_name(found.metric)} "
-            f"{interval}, each counted by its test samples; for no single one of the {len(found.silos)} are the test "
-            "data enough to tell."
-        )
-    return f"{found.sentence} The mean gain, each silo counted by its test samples, is {value}{unit} {interval}."
-
-
-def joining_words(found: Joining) -> str:
-    """What the table of silos shows, in sentences."""
-    seeds = ""
-    if found.by_patient:
-        tested = sum(silo.samples for silo in found.silos)
-        seeds = (
-            f" Values are means over {len(found.seeds)} seeds, which together test {tested:,} of the silos’ samples; "
-            "one tested in several seeds counts once."
-        )
-    elif len(found.seeds) > 1:
-        seeds = (
-            f" Values and intervals are means over {len(found.seeds)} seeds; these share the silo’s data, so the "
-            "intervals are not narrowed."
-        )
-    turned = "" if found.higher_is_better else " A lower value is better; a gain is told as a positive number."
-    unit = ", in points," if is_share(found.metric) else ""
-    return (
-        f"Test {metric_name(found.metric)} with 95 % intervals, of the models that silos are handed at the end, not of "
-        f"a best test round. Method: {found.method}, {found.chosen_by}. The gain over training alone{unit} is on the "
-        "same test samples. A verdict holds after Holm’s correction over the silos; intervals are each silo’s own. "
-        f"Fewer than {FEWEST_SAMPLES} test samples get no verdict.{turned}{seeds}"
-    )
 
 
 def p_text(p: float) -> str:
@@ -337,11 +278,24 @@ def caveats(found: Findings) -> list[str]:
     own, shared = prepared_with(members).values() or ([], [])
     if own:
         notes.append(
-            f"Inputs are scaled by each silo's own means and deviations under {_listed(own)}, as it is alone there, "
-            f"and by those of all silos together under {_listed(shared)}."
+            f"Inputs are scaled by each silo's own means and deviations under {listed(own)}, as it is alone there, "
+            f"and by those of all silos together under {listed(shared)}."
         )
+    notes += unbeaten(found)
     of_data = dict.fromkeys(note for run in found.runs for note in run.summary.notes)
     return [*notes, *ends(found), *list(of_data)[:MOST_NOTES]]
+
+
+def unbeaten(found: Findings) -> list[str]:
+    """What needs no federation and is as good as any model of any method, in sentences."""
+    sign, methods = 1 if found.higher_is_better else -1, {row.method for row in contenders(found)}
+    scores = [sign * row.score for row in found.rows if row.method in methods and np.isfinite(row.score)]
+    return [
+        f"Without any federation, {row.name} ({row.note}) has a mean test {metric_name(found.metric)} of "
+        f"{score_text(row.mean, found.metric)}, which no method here beats."
+        for row in references.rows(found.untrained)
+        if sign * row.mean >= max(scores, default=-np.inf)
+    ]
 
 
 MOST_NOTES = 12
@@ -360,7 +314,7 @@ def ends(found: Findings) -> list[str]:
         patient = any(run.config.get("patience") for each in members.values() for run in each)
         rounds = sorted(set(improving.values()))
         told.append(
-            f"{_listed(list(improving))} {'was' if len(improving) == 1 else 'were'} still improving on validation data "
+            f"{listed(list(improving))} {'was' if len(improving) == 1 else 'were'} still improving on validation data "
             f"at the end, after {' or '.join(map(str, rounds))} rounds: with more, what is said here may change "
             f"(`fedkin resume RUN --rounds {2 * rounds[-1]}`{'' if patient else ', or rounds = auto'})."
         )
@@ -368,16 +322,16 @@ def ends(found: Findings) -> list[str]:
         diverged = list(dict.fromkeys(name for run in each for name in run.summary.diverged))
         if diverged:
             told.append(
-                f"With {method} training diverged at {_listed(diverged, 4)}: what it came to was left out, and an "
+                f"With {method} training diverged at {listed(diverged, 4)}: what it came to was left out, and an "
                 "earlier model stayed. A smaller local.lr or local.clip = 1.0 usually helps."
             )
         withheld = list(dict.fromkeys(name for run in each for name in run.summary.withheld))
         if withheld:
-            told.append(f"{method} has no model for {_listed(withheld, 4)}: all that it had there has exploded.")
+            told.append(f"{method} has no model for {listed(withheld, 4)}: all that it had there has exploded.")
     return told
 
 
-def _listed(names: Sequence[str], most: int = 8) -> str:
+def listed(names: Sequence[str], most: int = 8) -> str:
     shown = list(names[:most]) if len(names) > most else list(names[:-1])
     last = f"{len(names) - most} others" if len(names) > most else names[-1]
     return f"{', '.join(shown)} and {last}" if shown else last
@@ -408,12 +362,13 @@ def xi_groups(run: Run, xi: NDArray[Any]) -> tuple[NDArray[np.int64], bool]:
 
 
 def recorded_xi(run: Run, limit: int) -> dict[int, NDArray[np.float32]]:
-    """{round: xi (m, m)} of about `limit` recorded rounds, evenly spread; the first, the best and the last included."""
+    """{round: xi (m, m)} of about `limit` recorded rounds, evenly spread; the first, the chosen and the last
+    included."""
     recorded = sorted(run.recorded)
     spread = {recorded[i] for i in np.linspace(0, len(recorded) - 1, limit).round().astype(int)} if recorded else set()
-    best = best_round(run)
+    taken = comparison.round_taken(run)
     found: dict[int, NDArray[np.float32]] = {}
-    for k in [k for k in recorded if k in spread or k == best]:
+    for k in [k for k in recorded if k in spread or k == taken]:
         xi = run.collaboration(k)
         if xi is not None:
             found[k] = checked_xi(run, xi)
@@ -425,8 +380,3 @@ def checked_xi(run: Run, xi: NDArray[Any]) -> NDArray[np.float32]:
     if xi.shape != (m, m):
         raise ValueError(f"A collaboration matrix in {run.path} has shape {xi.shape}, but the run has {m} clients.")
     return np.asarray(xi, dtype=np.float32)
-
-
-def best_round(run: Run) -> int:
-    """The round in which the headline model was best on test data."""
-    return run.summary.models[run.summary.headline].bmta_round

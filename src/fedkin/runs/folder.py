@@ -31,6 +31,7 @@ from torch import Tensor
 from ..base import files
 from ..base.wording import did_you_mean
 from ..errors import FedkinError
+from ..evidence.comparison import round_taken
 from ..evidence.estimates import Estimate
 from ..evidence.outputs import Outputs
 from ..evidence.records import Line, Summary
@@ -293,12 +294,13 @@ class RunFolder:
         return sorted(int(f.stem.removeprefix("round-")) for f in files)
 
     def collaboration(self, round: int | None = None) -> NDArray[np.float32] | None:
-        """(m, m) xi of a round, by default of the headline's best; None where the method has none."""
+        """(m, m) xi of a round, by default of the one that the headline's scores stand on; None where the method has
+        none."""
         if not self.recorded:
             return None
         if round is None:
-            best = self.summary.models[self.summary.headline].bmta_round
-            round = min(self.recorded, key=lambda r: (abs(r - best), r))
+            taken = round_taken(self)
+            round = min(self.recorded, key=lambda r: (abs(r - taken), r))
         path = self.path / "collaboration" / f"round-{round:04d}.npy"
         if not path.exists():
             raise RunError(f"xi of round {round} was not recorded; recorded are {self.recorded}.")

@@ -15,12 +15,12 @@ from ..engines.start import Network, Settings, Silos, configured, understood
 from ..evidence.comparison import Pair, Row
 from ..evidence.findings import Findings
 from ..evidence.references import Reference, rows
-from ..evidence.worth_joining import Joining
+from ..evidence.verdicts import Joining
 from ..methods import Named
 from ..runs.config import merge
 from . import rates, references
 from .carry_out import carry_out, refuse_jobs
-from .plan import Cell, Listeners, compared, named, of_one_split
+from .plan import Cell, Listeners, compared, for_each, named, of_one_split
 from .rates import Tuned, Wanted
 from .run import Run
 from .study_file import keep
@@ -98,7 +98,7 @@ def compare(
     tune: Wanted = False,
     out: Path | str = "runs/comparison",
     jobs: int = 1,
-    listener: Callable[[str, int], Listener] | None = None,
+    listener: Listener | Callable[[str, int], Listener] | None = None,
     **settings: Any,
 ) -> Results:
     """Runs methods x seeds under the same settings and compares them.
@@ -110,7 +110,8 @@ def compare(
     it for that method alone. `references` are rows without federated learning (`fedkin.studies.references`). `tune`:
     each method's learning rate is chosen on validation data, of x0.1, x0.3, x1, x3 and x10 its own, or of the rates and
     factors given (`[0.001, 0.01]`, `["x1", "x3"]`); the best runs are compared. `jobs`: how many runs go on at a time,
-    in processes of their own; the numbers are the same.
+    in processes of their own; the numbers are the same. `listener`: one that hears of all runs, or a function that
+    gives each its own by the method and the seed.
     """
     folder, given = Path(out), {"model": model, "loss": loss, "metric": metric}
     raw, objects = understood(config, settings, federation=federation, **given)
@@ -124,11 +125,12 @@ def compare(
     yardsticks = Yardsticks(raw, references, dict.fromkeys(cell.config.seed for cell in cells), objects, supply)
     study = {"methods": names, "seeds": seeds, "references": list(references), "tune": grid}
     keep(folder, raw, study, objects)
+    heard = for_each(listener)
     told: Listeners | None = None
-    if listener is not None:
-        told = partial(_of_a_cell, listener)
+    if heard is not None:
+        told = partial(_of_a_cell, heard)
     carry_out(stacks, supply, objects, told, jobs=jobs, spare_diverged=bool(grid))
-    yardsticks.write(folder, listener)
+    yardsticks.write(folder, heard)
     runs, tuned = rates.chosen(cells)
     return Results(runs, folder, tuned)
 

@@ -15,7 +15,7 @@ from ..evidence.findings import Findings
 from . import rates
 from .carry_out import carry_out, refuse_jobs
 from .compare import Results
-from .plan import Cell, Listeners
+from .plan import Cell, Listeners, for_each
 from .rates import Rated, Tuned
 from .run import Run
 from .supply import Supply
@@ -77,7 +77,7 @@ def refuse_fixed(chosen: Mapping[str, Any]) -> None:
 def run_all(
     conditions: Sequence[list[Cell]],
     objects: Mapping[str, Any],
-    listener: Callable[[str, str, int], Listener] | None,
+    listener: Listener | Callable[[str, str, int], Listener] | None,
     jobs: int,
     tried: Callable[[], None],
 ) -> None:
@@ -88,9 +88,10 @@ def run_all(
     everyone = [cell for cells in conditions for cell in cells]
     stacks = rates.stacks(list({cell.path: cell for cell in everyone}.values()), supply)
     tried()
+    heard = for_each(listener)
     told: Listeners | None = None
-    if listener is not None:
-        told = partial(_of_a_cell, listener)
+    if heard is not None:
+        told = partial(_of_a_cell, heard)
     carry_out(stacks, supply, objects, told, jobs=jobs, spare_diverged=any(isinstance(c, Rated) for c in everyone))
     for i, cell in enumerate(everyone):
         if told is not None and cell in everyone[:i]:  # it is counted all the same

@@ -57,13 +57,14 @@ def cross(
     tune: Wanted = False,
     out: Path | str = "runs/crossed",
     jobs: int = 1,
-    listener: Callable[[str, str, int], Listener] | None = None,
+    listener: Listener | Callable[[str, str, int], Listener] | None = None,
     **settings: Any,
 ) -> Crossed:
     """Compares methods under every combination of the values of several settings.
 
     `over`: `{"data.split": ["iid", "practical"], "local.lr": [0.001, 0.01]}` are four comparisons. What is
-    complete in `out` is kept, as in `compare`. `listener` is given the combination, the method and the seed.
+    complete in `out` is kept, as in `compare`. `listener` hears of all runs, or is a function of the
+    combination, the method and the seed.
     `tune` chooses each method's learning rate at each combination, as in `compare`.
     """
     folder, given = Path(out), {"model": model, "loss": loss, "metric": metric}

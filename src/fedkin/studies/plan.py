@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 from ..base.settings import ConfigError, unknown_key
 from ..data.federation import Federation
@@ -54,6 +54,14 @@ class Point(Cell):
 Stack = list[Cell]
 """Cells that are trained at the same time, as further rows of one stack where that can be."""
 Listeners = Callable[[Cell], Listener]
+P = ParamSpec("P")
+
+
+def for_each(listener: Listener | Callable[P, Listener] | None) -> Callable[P, Listener] | None:
+    """What gives every run its listener; one that is given as it is hears of all of them."""
+    if isinstance(listener, Listener):
+        return lambda *run, **named: listener
+    return listener
 
 
 def tried(cell: Cell, supply: Supply) -> Assembly | None:

@@ -5,7 +5,8 @@
 `least_squares`   each client's own linear regression on all inputs and a constant
 `autoregression`  the same on the observed steps, and on what is known of the first step to predict (the time of day)
 `pooled_least_squares`  one linear regression on everyone's data
-`pooled`          one model of the configured kind on everyone's data, trained for as many rounds as the methods
+`pooled`          one model of the configured kind on everyone's data, trained for as many rounds as the methods, or
+                  until validation data show no further gain, where those end so
 
 The last two are no private learning: they show what one model for all could come to.
 """
@@ -28,15 +29,15 @@ from ..base.wording import did_you_mean
 from ..data import windows
 from ..data.federation import Client, Pair
 from ..engines.assembly import Assembly
+from ..engines.scores import Scores
 from ..engines.simulation import Interrupted, Listener
 from ..errors import FedkinError
+from ..evidence.progress import chosen, exhausted
 from ..evidence.records import Line
 from ..evidence.references import Reference
-from ..maths.statistics import best_mean
 from ..runs.checkpoint import digest
 from ..runs.folder import replace_file
 from ..training.cohort import Samples
-from ..training.evaluation import evaluate
 from ..training.execution import OneByOne
 from ..training.optimisers import Optimiser
 
@@ -154,8 +155,9 @@ PREDICTED: dict[str, Callable[[Sequence[Client], int], list[Tensor]]] = {
     "pooled_least_squares": pooled_least_squares,
 }
 """(clients, outputs) -> for each client (n_test, outputs) in float64."""
-NAMES = (*PREDICTED, "pooled")
-TOGETHER = ("pooled_least_squares", "pooled")
+POOLED = "pooled"
+NAMES = (*PREDICTED, POOLED)
+TOGETHER = ("pooled_least_squares", POOLED)
 """Those made of everyone's data, which have to be prepared alike."""
 
 
@@ -189,7 +191,8 @@ def _past(x: Tensor, outputs: int) -> Tensor:
 
 
 def _pooled(ready: Assembly, listener: Listener) -> tuple[Tensor, Tensor, str]:
-    """Scores (m,) at the best round and at the last of one model on all training data, with the same local training."""
+    """Scores (m,) at the round that validation data choose and at the last, of one model on all training data, with the
+    same local training, and the rules of the methods for when it ends and which round is taken."""
     config, train, task = ready.config, ready.cohort.train, ready.problem.task
     taught = [i for i, client in enumerate(ready.federation.clients[: ready.problem.known]) if not client.silent]
     index = torch.cat([torch.arange(train.starts[i], train.starts[i] + train.counts[i]) for i in taught])
@@ -210,21 +213,27 @@ def _pooled(ready: Assembly, listener: Listener) -> tuple[Tensor, Tensor, str]:
         execution=OneByOne(ready.execution.training, ready.problem.layout, task.loss, ready.device),  # there is but one
         carried=fresh if config.local.persist_optimiser else None,
     )
-    tests, found = ready.test.take(range(ready.problem.known)), []
+    scores, lines, known = Scores(ready), list[Line](), list(range(ready.problem.known))
     with machine.threads(config.threads or 1):
-        for round in range(1, config.rounds + 1):
-            W = cohort.fit(W, round)
-            found.append(evaluate(ready.execution, tests, W.expand(len(tests), -1), task.metric))
-            listener.on_round(Line(round=round))
+        while len(lines) < config.rounds and not _done(lines, config.patience):
+            W = cohort.fit(W, len(lines) + 1)
+            scores.add(known, {POOLED: W.expand(len(known), -1)})
+            lines.append(Line(round=len(lines) + 1, models=scores.table(0, len(known))))
+            listener.on_round(lines[-1])
             if listener.stop():
-                raise Interrupted(f"Stopped in round {round} of the pooled model, which has to be begun again.")
-    try:
-        best, _ = best_mean(torch.stack(found).numpy(), task.metric.higher_is_better)
-    except ValueError:
-        raise NoReference("The pooled model's training is no longer finite; take a smaller local.lr.") from None
+                raise Interrupted(f"Stopped in round {len(lines)} of the pooled model, which has to be begun again.")
+    found = [torch.tensor(line.models[POOLED].clients, dtype=torch.float64) for line in lines]
+    at = chosen(lines, POOLED, task.metric.higher_is_better, config.patience)
+    if not found[at].isfinite().any():
+        raise NoReference("The pooled model's training is no longer finite; take a smaller local.lr.")
     steps = cohort.step_counts()[0]
-    note = f"{config.rounds} rounds of {steps:,} mini-batches; best after round {best + 1}, picked on test data"
-    return found[best], found[-1], note
+    taken = f"round {at + 1}, as validation data choose" if at + 1 < len(lines) else "the last"
+    return found[at], found[-1], f"{len(lines)} rounds of {steps:,} mini-batches, scored after {taken}"
+
+
+def _done(lines: Sequence[Line], patience: int) -> bool:
+    """Whether validation data show no further gain, where that is asked."""
+    return bool(patience) and len(lines) >= patience and exhausted(lines, patience)
 
 
 # ---- as a file ----

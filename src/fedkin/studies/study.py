@@ -13,6 +13,7 @@ from ..engines.start import Network, Settings, Silos, table
 from ..runs.config import merge
 from .compare import Results, compare
 from .cross import Crossed, cross
+from .plan import for_each
 from .study_file import FILE, Study, is_ours, taken_apart
 from .tune import Tuned, tune
 from .vary import Levels, vary
@@ -29,13 +30,14 @@ def study(
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
     out: Path | str | None = None,
     jobs: int | None = None,
-    listener: Callable[[str], Listener] | None = None,
+    listener: Listener | Callable[[str], Listener] | None = None,
     **settings: Any,
 ) -> Found:
     """Runs a study as a TOML file (or a table) describes it: a comparison, or one over levels, combinations or a grid.
 
     `settings` are laid over those of the file; `out` and `jobs` come before the file's own. What is already complete is
-    kept: the same call goes on where the last one ended. `listener` is given the name of a run.
+    kept: the same call goes on where the last one ended. `listener` hears of all runs, or is a function of a run's
+    name.
     """
     place = str(file) if isinstance(file, Path | str) else "The table"
     plan, raw = taken_apart(table(file), place)
@@ -43,7 +45,7 @@ def study(
     folder = out or plan.out or default_folder(file)
     objects: dict[str, Any] = {"federation": federation, "model": model, "loss": loss, "metric": metric}
     common: dict[str, Any] = {**objects, "out": folder, "jobs": jobs or plan.jobs}
-    return _carried_out(plan, raw, common, listener)
+    return _carried_out(plan, raw, common, for_each(listener))
 
 
 def _carried_out(

@@ -30,7 +30,7 @@ from ..runs import options
 from ..runs.config import Config
 from ..runs.folder import replace_file
 from .carry_out import carry_out, refuse_jobs
-from .plan import Cell, Listeners, Point, Stack, tried
+from .plan import Cell, Listeners, Point, Stack, for_each, tried
 from .run import Run
 from .study_file import keep
 from .supply import Supply
@@ -92,14 +92,14 @@ def tune(
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
     out: Path | str = "runs/tune",
     jobs: int = 1,
-    listener: Callable[[str], Listener] | None = None,
+    listener: Listener | Callable[[str], Listener] | None = None,
     **settings: Any,
 ) -> Tuned:
     """Tries every combination of the grid's values and chooses on validation data.
 
     `grid`: `{"local.lr": [0.001, 0.01], "sigma": ["auto", 10]}`, or a table `grid` in the configuration. Points that
     are already complete in `out` are kept, unfinished ones resumed. `out/best.toml` is the configuration of the best;
-    `jobs` is as for `compare`.
+    `jobs` is as for `compare`. `listener` hears of all points, or is a function of a point's name.
     """
     given = {"model": model, "loss": loss, "metric": metric}
     raw, objects = start.understood(config, settings, federation=federation, **given)
@@ -198,13 +198,14 @@ def _unused(name: str, taken: set[str]) -> str:
 # ---- running, and choosing ----
 
 
-def tried_out(plan: Plan, listener: Callable[[str], Listener] | None = None, jobs: int = 1) -> Tuned:
+def tried_out(plan: Plan, listener: Listener | Callable[[str], Listener] | None = None, jobs: int = 1) -> Tuned:
     """Trains what is not complete, stack by stack, and chooses."""
     refuse_jobs(jobs)
     keep(plan.path, plan.raw, {"grid": plan.grid}, plan.objects)
+    heard = for_each(listener)
     told: Listeners | None = None
-    if listener is not None:
-        told = partial(_of_a_cell, listener)
+    if heard is not None:
+        told = partial(_of_a_cell, heard)
     carry_out(plan.stacks, plan.supply, plan.objects, told, jobs=jobs, spare_diverged=True)
     tuned = Tuned(plan.grid, [trial([point]) for point in plan.points], plan)
     chosen = ", ".join(f"{name} = {value}" for name, value in tuned.values.items())

@@ -62,14 +62,14 @@ def vary(
     tune: Wanted = False,
     out: Path | str = "runs/levels",
     jobs: int = 1,
-    listener: Callable[[str, str, int], Listener] | None = None,
+    listener: Listener | Callable[[str, str, int], Listener] | None = None,
     **settings: Any,
 ) -> Levels:
     """Compares methods at each level of each setting, the other settings as they are.
 
     `levels`: `{"corruption.labels": [0, 0.2, 0.4], "participation.dropped": [0, 0.3]}`. What is already complete in
-    `out` is kept, as in `compare`. Levels that come to the same settings are run once. `listener` is given the level,
-    the method and the seed; `jobs` is as for `compare`.
+    `out` is kept, as in `compare`. Levels that come to the same settings are run once. `listener` hears of all
+    runs, or is a function of the level, the method and the seed; `jobs` is as for `compare`.
     `tune` chooses each method's learning rate at each level, as in `compare`.
     """
     folder, given = Path(out), {"model": model, "loss": loss, "metric": metric}
