@@ -108,6 +108,10 @@ def _flat(task: Task) -> bool:
     return len(task.inputs) == 1 and 0 < task.inputs[0] <= MOST_INPUTS
 
 
+LARGEST = 1e100
+"""Of inputs: what is beyond, or not finite, has no squares to be told."""
+
+
 class _Fit(NamedTuple):
     """What a silo's linear model answered, and of what it was made beside the inputs of its training rows."""
 
@@ -148,7 +152,7 @@ def _fitted(task: Task, own: Own) -> Tensor:
         y = y.reshape(len(y)).astype(np.float64)
     counted = (weight > 0) & ~(np.isnan(y) if y.ndim == 1 else np.isnan(y).any(axis=1))
     x, y, weight = (part[counted] for part in (x, y, weight))
-    if not len(y) or x.size > MOST_NUMBERS:
+    if not len(y) or x.size > MOST_NUMBERS or not all((np.abs(part) < LARGEST).all() for part in (x, asked)):
         return _unknown(task, own)
     middle, width = x.mean(axis=0), x.std(axis=0)
     width = np.where(width > 1e-9 * np.abs(x).max(axis=0, initial=0.0), width, np.inf)  # what is constant says nothing

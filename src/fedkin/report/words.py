@@ -256,9 +256,9 @@ def caveats(found: Findings) -> list[str]:
     seeds = {method: [run.summary.seed for run in each] for method, each in members.items()}
     notes = []
     if len({tuple(each) for each in seeds.values()}) > 1:
-        listed = "; ".join(f"{method}: {', '.join(map(str, each))}" for method, each in seeds.items())
+        theirs = "; ".join(f"{method}: {', '.join(map(str, each))}" for method, each in seeds.items())
         notes.append(
-            f"The methods were not run with the same seeds ({listed}). Their means are over different seeds; tests and "
+            f"The methods were not run with the same seeds ({theirs}). Their means are over different seeds; tests and "
             "the comparison client by client use only seeds that both sides have."
         )
     if max(map(len, seeds.values())) == 1:
@@ -267,8 +267,8 @@ def caveats(found: Findings) -> list[str]:
         )
     lengths = {method: sorted({run.summary.rounds for run in each}) for method, each in members.items()}
     if len({length for each in lengths.values() for length in each}) > 1:
-        listed = "; ".join(f"{method}: {', '.join(map(str, each))}" for method, each in lengths.items())
-        notes.append(f"The runs had different numbers of rounds ({listed}).")
+        theirs = "; ".join(f"{method}: {', '.join(map(str, each))}" for method, each in lengths.items())
+        notes.append(f"The runs had different numbers of rounds ({theirs}).")
     for method, each in members.items():
         changed = comparison.variations(each)
         if changed:
