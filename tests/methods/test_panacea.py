@@ -211,6 +211,19 @@ def test_enough_steps_write_what_clients_answered() -> None:
     assert left < 0.05 * float((generated(a, begin) - wanted).norm())
 
 
+def test_what_the_generator_makes_of_pairs_is_the_networks() -> None:
+    a = ready(related(weights=True), method="panacea", settings=SMALL)
+    begin = begun(a)
+    method = a.method
+    assert isinstance(method, Panacea)
+    _, logits = Oracle(a, begin).network(begin.embeddings, a.known_problem().graph)
+    assert close(method.edges(a.known_problem(), begin), logits.detach())
+    without = ready(related(), method="panacea", settings={**SMALL, "generator_weight": 0.0})
+    assert isinstance(without.method, Panacea)
+    with pytest.raises(ValueError, match="Without a generator"):
+        without.method.edges(without.known_problem(), begun(without))
+
+
 # ---- who moves ----
 
 

@@ -352,3 +352,15 @@ def worse_than_alone_is_counted(page: str, truth: dict[str, list[np.ndarray]], s
         told = re.search(rf"with {method}; (none|\d+) of (?:the )?{len(alone)} clients did better alone", page)
         if told:
             assert told.group(1) == (str(worse) if worse else "none")
+
+
+def test_a_lead_that_rounds_to_nothing_is_told_as_less_than_it_shows(tmp_path: Path) -> None:
+    scores = {"fedamp": 0.82451, "fedavg": 0.82449}
+    runs = [
+        make(tmp_path / method, method, rounds=1, groups=[0] * 4, validation=False, vectors={
+            model: [[score] * 4] * 2 for model in MODELS[method]
+        })
+        for method, score in scores.items()
+    ]  # fmt: skip
+    lead = words.finding(Findings(runs))[0]
+    assert "82.5 %" in lead and "less than 0.1 points above fedavg (82.4 %)" in lead and "0.0 points" not in lead

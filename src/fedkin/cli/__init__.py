@@ -10,6 +10,7 @@ from ..errors import FedkinError
 from . import after as after
 from . import bench as bench
 from . import data as data
+from . import papers as papers
 from . import running as running
 from . import tuning as tuning
 from .app import app

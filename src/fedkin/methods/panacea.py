@@ -3,12 +3,14 @@ whom, and is held to it by a graph generator."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
+import torch
 from pydantic import Field
+from torch.func import functional_call
 
-from ..maths.hypernetworks import Generator, generator_loss
-from ._method import Tensor
+from ..maths.hypernetworks import Generator, Written, generator_loss
+from ._method import Problem, Server, Tensor
 from .panacea_gn import PanaceaGN
 
 
@@ -37,3 +39,12 @@ class Panacea(PanaceaGN):
     def beside(self, logits: Tensor, graph: Tensor) -> Tensor:
         """lambda_d L_d."""
         return self.generator_weight * generator_loss(logits, graph, balanced=self.balance == "grda")
+
+    @torch.no_grad()
+    def edges(self, problem: Problem, server: Server) -> Tensor:
+        """(m, m) what the generator makes of each pair of clients, as logits: how well it draws the graph again."""
+        network, psi = self._outlined(server)
+        _, logits = cast(Written, functional_call(network, psi, (server.embeddings, self._graph(problem))))
+        if logits is None:
+            raise ValueError("Without a generator (generator_weight = 0) nothing is made of pairs of clients.")
+        return logits

@@ -1,4 +1,4 @@
-"""The papers' settings and published values: data, and their reader."""
+"""The papers' settings, published values and claims: data, and their readers."""
 
 from .reader import native, paper, preset, suited
 

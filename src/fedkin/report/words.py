@@ -215,6 +215,8 @@ def _lead(found: Findings, table: Sequence[Row], reference: str | None) -> str:
         return f"{called(first.method)} does best: {of}; {second.method} has no finite score there."
     side = "above" if found.higher_is_better else "below"
     gap = difference_text(first.score - second.score, metric)
+    if gap == difference_text(0.0, metric):  # 82.5 and 82.4 may be 0.01 apart
+        gap = "less than 0.1 points" if is_share(metric) else "less than 0.001"
     text = f"{called(first.method)} does best: {of}, {gap} {side} {second.method} ({next_best})"
     for pair in found.tests(reference):
         if {pair.first, pair.second} == {first.name, second.name}:
