@@ -212,8 +212,8 @@ def pictures(found: Reproduced) -> str:
         "![Mean test accuracy over rounds](images/results-rounds.png)\n\nMean test accuracy over rounds, Table 3.\n\n"
         "![Clients’ accuracies](images/results-clients.png)\n\nThe clients’ accuracies at each row’s best round, "
         "sorted (the paper’s Figure 2).\n\n![Attention](images/results-xi.png)\n\nWho collaborates with whom on "
-        "EMNIST, at the best round (the paper’s Figure 3): clients 0-9 have digits, 10-35 upper case, 36-61 lower case. FedAvg gives "
-        "every row n_j / n."
+        "EMNIST, at the best round (the paper’s Figure 3): clients 0-9 have digits, 10-35 upper case, 36-61 lower "
+        "case. FedAvg gives every row n_j / n."
     )
 
 

@@ -20,8 +20,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..base.machine import chosen_device
+from ..data.files import DataError
 from ..engines import start
-from ..engines.simulation import Interrupted, Listener
+from ..engines.simulation import Diverged, Interrupted, Listener
 from ..engines.summary import commit
 from ..errors import FedkinError
 from ..papers import published
@@ -31,7 +32,7 @@ from ..runs.folder import RunError
 from .plan import Cell
 from .rates import rated
 from .reproduced import Reproduced, markdown, result, write
-from .run import Run, resume
+from .run import Run
 
 RESULTS = Path("results")
 FOLDERS = Path("runs/reproduce")
@@ -101,12 +102,12 @@ def config_of(job: Job, wanted: Wanted) -> Config:
 
 def reproduce(wanted: Wanted, tell: Tell = lambda said: None) -> Reproduced:
     """Runs what is missing, as far as time goes, and returns what there is."""
-    ends = time.monotonic() + 60 * wanted.minutes if wanted.minutes else float("inf")
+    ends = float("inf") if wanted.minutes is None else time.monotonic() + 60 * wanted.minutes
     before = Reproduced(wanted.results)
-    missing, absent = [job for job in wanted.jobs if not before.has(job)], set[str]()
+    missing, absent, failed = [job for job in wanted.jobs if not before.has(job)], set[str](), False
     tell(f"{len(wanted.jobs) - len(missing)} of {len(wanted.jobs)} runs are there, {len(missing)} are missing.")
     for place, job in enumerate(missing, 1):
-        if time.monotonic() > ends:
+        if time.monotonic() >= ends:
             tell(f"The time is over; {len(missing) - place + 1} runs are left. The same command goes on.")
             break
         if job.column in absent:
@@ -117,12 +118,15 @@ def reproduce(wanted: Wanted, tell: Tell = lambda said: None) -> Reproduced:
         except Interrupted as said:
             tell(f"{about}: {said} The same command goes on with it.")
             break
-        except FedkinError as error:
+        except DataError as error:
             absent.add(job.column)
             tell(f"{about}: {error} Its column is left out.")
+        except (FedkinError, Diverged) as error:
+            failed = True
+            tell(f"{about}: {error} It is left out.")
     found = Reproduced(wanted.results)
-    if absent and not any(found.has(job) for job in wanted.jobs):
-        raise RunError("None of these runs could be begun: the sentences above say why.")
+    if (absent or failed) and not any(found.has(job) for job in wanted.jobs):
+        raise RunError("None of these runs could be done: the sentences above say why.")
     return found
 
 
@@ -148,16 +152,18 @@ def _carry_out(job: Job, wanted: Wanted, ends: float, tell: Tell) -> None:
 
 def _finished(folder: Path, config: Config, listener: Listener, tell: Tell) -> Run:
     """The run, from its start or from where time ran out; one that cannot be taken up is run anew."""
-    if (folder / "config.toml").exists():
-        try:
-            if Run(folder).resolved() == config:
-                tell("goes on.")
-                return resume(folder, listener=listener)
-            tell("was begun with other settings, and is run anew.")
-        except RunError as error:
-            tell(f"cannot go on ({error}), and is run anew.")
-    shutil.rmtree(folder, ignore_errors=True)
-    start.start(start.assembled(config), folder, listener)
+    ready = start.assembled(config)
+    try:
+        start.refuse_other_settings(folder, ready.config)
+        simulation, checkpoint = start.opened(ready, folder, listener)
+        if checkpoint:
+            tell(f"goes on after round {checkpoint.round}.")
+    except RunError:
+        tell("what was kept of it has other settings or is damaged, and it is run anew.")
+        shutil.rmtree(folder)
+        simulation, checkpoint = start.opened(ready, folder, listener)
+    if not Run(folder).complete:
+        simulation.run(checkpoint)
     return Run(folder)
 
 
