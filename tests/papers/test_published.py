@@ -57,7 +57,7 @@ def test_the_queue_has_every_run_of_every_table_once() -> None:
 
 def test_the_most_telling_come_first() -> None:
     every = published.jobs()
-    practical = [job for job in every[:27]]
+    practical = every[:27]
     assert {job.table for job in practical} == {"fedamp-table3"}
     assert {job.column for job in practical} == {"mnist", "fmnist", "emnist"} and {job.seed for job in practical} == {0}
     float32 = every[27:30]

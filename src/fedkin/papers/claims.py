@@ -25,6 +25,8 @@ IMAGES = ("mnist", "fmnist", "emnist", "cifar100")
 GRAPHS = ("fl60", "compcars", "tpt48", "metr_la", "pems_bay")
 ERRORS = ("tpt48", "metr_la", "pems_bay")
 """Columns in which less is better."""
+UNAVAILABLE = ("compcars", "pems_bay")
+"""Data that are not here."""
 TABLES: dict[str, tuple[str, ...]] = {
     "fedamp-table1": IMAGES,  # IID
     "fedamp-table2": IMAGES,  # pathological
@@ -105,10 +107,11 @@ def answered(claim: Claim, lookup: Lookup) -> Answer:
         return claim.answer or Answer("not reached yet", "No cell of the tables that would tell is reached.")
     right = [f"{column} ({told})" for column, holds, told in reached if holds]
     wrong = [f"{column} ({told})" for column, holds, told in reached if not holds]
-    missing = sorted({column for column, judged in found if judged is None})
+    missing = sorted({column for column, judged in found if judged is None and not column.startswith(UNAVAILABLE)})
+    closed = sorted({column for column, judged in found if judged is None and column.startswith(UNAVAILABLE)})
     enough = len(found) if claim.enough is None else claim.enough
     word: Word = "holds" if len(right) >= enough else "holds in part" if right else "does not hold"
-    parts = [("so it is on", right), ("not on", wrong), ("not reached:", missing)]
+    parts = [("so it is on", right), ("not on", wrong), ("not reached:", missing), ("not to be had here:", closed)]
     because = "; ".join(f"{said} {', '.join(each)}" for said, each in parts if each)
     return Answer(word, f"{because[0].upper()}{because[1:]}." + (f" {claim.note}" if claim.note else ""))
 

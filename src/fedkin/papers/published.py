@@ -66,14 +66,16 @@ class Small(_Strict):
 
 
 class Table(_Strict):
-    """A table, or the numbers behind a figure. `open`: what the paper does not say, and what we chose."""
+    """A table, or the numbers behind a figure. `open`: what the paper does not say, and what we chose. `account`: why
+    ours differ from theirs, as far as it is known."""
 
     title: str
     source: str
     open: tuple[str, ...] = ()
+    account: tuple[str, ...] = ()
     unit: Unit = "%"
     score: Annotated[
-        Literal["best", "validated", "honest", "novel"],
+        Literal["best", "validated", "last", "novel"],
         Field(description="at the best round on test data; at that which validation chose; the last; of newcomers"),
     ] = "best"
     figure: bool = False

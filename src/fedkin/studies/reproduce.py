@@ -155,6 +155,8 @@ def _finished(folder: Path, config: Config, listener: Listener, tell: Tell) -> R
     ready = start.assembled(config)
     try:
         start.refuse_other_settings(folder, ready.config)
+        if (folder / "config.toml").exists() and Run(folder).complete:  # and its result was not written any more
+            return Run(folder)
         simulation, checkpoint = start.opened(ready, folder, listener)
         if checkpoint:
             tell(f"goes on after round {checkpoint.round}.")
@@ -162,8 +164,7 @@ def _finished(folder: Path, config: Config, listener: Listener, tell: Tell) -> R
         tell("what was kept of it has other settings or is damaged, and it is run anew.")
         shutil.rmtree(folder)
         simulation, checkpoint = start.opened(ready, folder, listener)
-    if not Run(folder).complete:
-        simulation.run(checkpoint)
+    simulation.run(checkpoint)
     return Run(folder)
 
 

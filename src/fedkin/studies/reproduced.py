@@ -211,10 +211,7 @@ def scores(whole: Table, row: Row, found: Result) -> NDArray[np.float64] | None:
     model = found["models"].get(row.model)
     if model is None:
         return None
-    if whole.score == "honest":
-        last = np.array(model["last"], dtype=np.float64)
-        return np.delete(last, found["corrupted"])
-    values = model.get("validated" if whole.score == "validated" else "best")
+    values = model.get(whole.score)
     return None if values is None else np.array(values, dtype=np.float64)
 
 
@@ -254,8 +251,14 @@ def cell_text(cell: Cell | None, published: float | None) -> str:
     if cell is None:
         return f"– ({theirs})" if theirs else "–"
     ours = number(cell.ours)
-    return f"**{ours}** ({theirs}, {cell.ours - published:+.1f})" if published is not None else f"**{ours}**"
+    return f"**{ours}** ({theirs}, {signed(cell.ours - published)})" if published is not None else f"**{ours}**"
 
 
 def number(value: float) -> str:
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
+
+
+def signed(difference: float) -> str:
+    """+1.2, -0.3, or 0.0 without a sign."""
+    told = f"{difference:+.1f}"
+    return told[1:] if float(told) == 0 else told
