@@ -177,8 +177,8 @@ def order(found: Reproduced) -> str:
         told = [", ".join(f"{row} {v[row]:.1f}" for row in sorted(v, key=lambda r, v=v: -v[r])) for v in (ours, theirs)]
         leads = [f"{lead(v):+.1f}" for v in (ours, theirs)]
         lines += [
-            f"- {about.label}: {told[0]}. Paper: {told[1]}. The better of FedAMP and HeurFedAMP is {leads[0]} points from "
-            f"the best of the others; in the paper, of the same rows, {leads[1]}."
+            f"- {about.label}: {told[0]}. Paper: {told[1]}. The better of FedAMP and HeurFedAMP is {leads[0]} points "
+            f"from the best of the others; in the paper, of the same rows, {leads[1]}."
         ]
     return "\n".join(lines)
 
