@@ -12,7 +12,7 @@ import torch
 from pydantic import Field
 
 import fedkin
-from fedkin.method import Cohort, Memory, Message, Method, Model, Problem, Rng, Server, State, Upload
+from fedkin.method import Cohort, Memory, Message, Method, Model, Problem, Round, Server, State, Upload
 
 
 class HalfWay(Method):
@@ -22,29 +22,29 @@ class HalfWay(Method):
 
     share: Annotated[float, Field(ge=0, le=1, description="how far to go to the mean")] = 0.5
 
-    def begin(self, problem: Problem, rng: Rng) -> Server:
+    def begin(self, problem: Problem, round: Round) -> Server:
         return State(W=problem.initial.repeat(len(problem), 1))
 
-    def enlist(self, problem: Problem, clients: torch.Tensor, rng: Rng) -> Memory:
+    def enlist(self, problem: Problem, clients: torch.Tensor, round: Round) -> Memory:
         return State(personal=problem.initial.repeat(len(clients), 1))
 
-    def download(self, problem: Problem, server: Server, clients: torch.Tensor, round: int, rng: Rng) -> Message:
+    def download(self, problem: Problem, server: Server, clients: torch.Tensor, round: Round) -> Message:
         return State(u=(1 - self.share) * server.W[clients] + self.share * server.W.mean(0))
 
-    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> tuple[Upload, Memory]:
         W = cohort.fit(message.u, round)
         return State(W=W), State(personal=W)
 
-    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> dict[str, Model]:
         return {"cloud": message.u, "personal": memory.personal}
 
     def update(
-        self, problem: Problem, server: Server, clients: torch.Tensor, upload: Upload, round: int, rng: Rng
+        self, problem: Problem, server: Server, clients: torch.Tensor, upload: Upload, round: Round
     ) -> Server:
         server.W[clients] = upload.W
         return server
 
-    def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:
+    def welcome(self, problem: Problem, server: Server, round: Round) -> Server:
         new = len(problem) - problem.known
         return State(W=torch.cat([server.W, server.W.mean(0).repeat(new, 1)]))
 

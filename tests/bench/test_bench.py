@@ -74,9 +74,9 @@ def test_opponents_train_as_fedkin_does(name: str, way: str) -> None:
     )
     assert ready.execution.name == way
     start = ready.problem.initial.repeat(4, 1)
-    ours = ready.cohort.fit(start, 1)
+    ours = ready.cohort.fit(start, at(1))
     assert (ours - start).abs().max() > steps.LR  # it did train
-    given = (copy.deepcopy(module).double(), 4, list(ready.cohort.batches(1)), steps.LR, "float32")
+    given = (copy.deepcopy(module).double(), 4, list(ready.cohort.batches(at(1))), steps.LR, "float32")
     for opponent in (Plain(*given), Fairest(*given), *(way.make(*given) for way in variants(module, DEVICE))):
         opponent()
         rows = torch.stack([ready.cohort.layout.row(each) for each in opponent.modules])
@@ -87,7 +87,7 @@ def test_opponents_train_as_fedkin_does(name: str, way: str) -> None:
 def test_ways_that_are_compared_come_to_the_same_weights(load: steps.Workload) -> None:
     ways = steps.Ways(load, DEVICE, "float32")
     start = ways.ready.problem.initial.expand(load.clients, -1)
-    expected = ways.ready.cohort.fit(start, 1) - start  # with the workload's own number of steps
+    expected = ways.ready.cohort.fit(start, at(1)) - start  # with the workload's own number of steps
     for name in bench.WAYS:
         way = ways.made(name)
         assert way.steps == load.steps

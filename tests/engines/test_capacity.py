@@ -433,7 +433,7 @@ def seen_and_grown(name: str, way: str, batch: int) -> tuple[list[int], int, int
 
     def train(count: int) -> None:
         rows = State(u=W[:count], personal=W[:count])
-        assembly.method.train(assembly.cohort.take(range(count)), rows, rows, 1)
+        assembly.method.train(assembly.cohort.take(range(count)), rows, rows, at(1))
 
     _, grown = growth(lambda: train(4))
     seen = []

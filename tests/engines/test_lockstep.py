@@ -248,7 +248,7 @@ def test_the_stack_has_a_row_for_each_client_and_value_and_copies_no_data() -> N
     assert cohort.rates == RATES * len(base.cohort)
     assert list(cohort.samples) == sorted(cohort.samples, reverse=True)
     assert cohort.train.x is base.cohort.train.x
-    alone, together = next(base.cohort.batches(1)), next(cohort.batches(1))
+    alone, together = next(base.cohort.batches(at(1))), next(cohort.batches(at(1)))
     assert torch.equal(together.x, alone.x.repeat_interleave(len(RATES), 0))
 
 

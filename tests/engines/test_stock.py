@@ -63,7 +63,7 @@ TABLE = {"client": "clinic", "target": "cost", "task": "regression"}
 def targets_seen(**settings: Any) -> set[float]:
     SEEN.clear()
     ready = prepare(method="separate", device="cpu", execution="one-by-one", rounds=1, **settings)
-    ready.cohort.fit(ready.problem.initial.expand(len(ready.problem), -1).clone(), 1)
+    ready.cohort.fit(ready.problem.initial.expand(len(ready.problem), -1).clone(), at(1))
     return set(torch.cat(SEEN).tolist())
 
 
@@ -199,9 +199,9 @@ def test_silos_of_any_size_are_padded_and_that_changes_nothing() -> None:
     ready = prepare(federation=lives(), method="fedavg", **settings)
     W = ready.problem.initial.expand(3, -1) + torch.linspace(0, 1, 5, dtype=torch.float64, device=DEVICE)
     assert ready.execution.pads
-    padded = ready.cohort.fit(W, 1)
+    padded = ready.cohort.fit(W, at(1))
     ready.execution.pads = False
-    torch.testing.assert_close(padded, ready.cohort.fit(W, 1), rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(padded, ready.cohort.fit(W, at(1)), rtol=1e-9, atol=1e-12)
 
 
 def test_a_model_is_tried_on_patients_who_had_the_event(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,7 +219,7 @@ def test_a_model_is_tried_on_patients_who_had_the_event(monkeypatch: pytest.Monk
 
 def test_a_batch_is_the_whole_silo_unless_something_else_is_said(tmp_path: Path) -> None:
     ready = prepare(federation=lives(), method="fedavg")
-    assert {len(set(batch.counts) & set(ready.cohort.samples)) for batch in ready.cohort.batches(1)} == {3}
+    assert {len(set(batch.counts) & set(ready.cohort.samples)) for batch in ready.cohort.batches(at(1))} == {3}
     assert not [told for told in ready.warnings if "batch" in told]
     table = {"client": "h", "time": "days", "event": "died"}
     named = resolve({"data": str(tmp_path / "x.csv"), "table": table})

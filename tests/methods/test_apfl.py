@@ -102,7 +102,7 @@ def test_alpha_stays_between_nothing_and_all(mix: str) -> None:
     seen = []
     for start in (0.02, 0.98):
         memory = State(v=v, alpha=torch.full((4,), start, dtype=torch.float64, device=DEVICE))
-        upload, after = a.method.train(a.cohort.take(range(4)), State(w=w), memory, 1)
+        upload, after = a.method.train(a.cohort.take(range(4)), State(w=w), memory, at(1))
         for i in range(4):
             expected = one_round(a, i, 1, PAPER | {"mix": mix}, w[i], v[i], start)
             assert close(upload.w[i], expected[0]) and close(after.v[i], expected[1], 1e-8)

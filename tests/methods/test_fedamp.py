@@ -240,7 +240,7 @@ def test_the_proximal_gradient_is_w_minus_u_over_beta_and_beta_falls_tenfold_eve
 def test_after_the_last_round_beta_stays_where_it_is() -> None:
     u, w = torch.zeros(1, 3, dtype=torch.float64), torch.ones(1, 3, dtype=torch.float64)
     cohort = Recorder(("a",), 3, rounds=30)
-    FedAMP().train(cohort, State(u=u), State(personal=u), 33)  # type: ignore[arg-type]
+    FedAMP().train(cohort, State(u=u), State(personal=u), at(33))  # type: ignore[arg-type]
     assert torch.allclose(cohort.extra(w, 1), w / 1e4)
 
 
@@ -261,7 +261,7 @@ def test_training_starts_at_the_cloud_model_unless_told_otherwise() -> None:
     u, own = torch.randn(2, 3, dtype=torch.float64), torch.randn(2, 3, dtype=torch.float64)
     cohort = Recorder(("a", "b"), 3)
     for method, start in ((FedAMP(), u), (FedAMP(init_from="local"), own)):
-        method.train(cohort, State(u=u), State(personal=own), 2)  # type: ignore[arg-type]
+        method.train(cohort, State(u=u), State(personal=own), at(2))  # type: ignore[arg-type]
         assert torch.equal(cohort.start, start)
 
 

@@ -103,7 +103,7 @@ def test_every_round_is_the_papers_algorithm(tmp_path: Path, kind: str, sample: 
 def test_with_one_batch_the_exact_step_is_the_gradient_of_the_loss_after_adaptation() -> None:
     """By deriving through the adaptation itself: the three batches are then the same samples."""
     a = ready(toy((4, 4)), method="perfedavg", settings={"hessian": "exact", "iterations": 1, **RATES})
-    upload, _ = a.method.train(a.cohort, State(w=a.problem.initial.expand(2, -1)), State(), 1)
+    upload, _ = a.method.train(a.cohort, State(w=a.problem.initial.expand(2, -1)), State(), at(1))
     for i, client in enumerate(a.federation.clients):
         w = a.problem.initial.clone().requires_grad_()
         inner = torch.autograd.grad(loss_at(a, w, *client.train), w, create_graph=True)[0]
@@ -126,7 +126,7 @@ def test_elsewhere_the_difference_misses_the_exact_product_by_the_square_of_delt
     def end(**settings: Any) -> Tensor:
         model = {"name": "mlp", "settings": {"hidden": []}}
         a = ready(model=model, method="perfedavg", settings={"iterations": 2, "alpha": 1.0, "beta": 1.0, **settings})
-        return a.method.train(a.cohort, State(w=a.problem.initial.expand(4, -1)), State(), 1)[0].W
+        return a.method.train(a.cohort, State(w=a.problem.initial.expand(4, -1)), State(), at(1))[0].W
 
     exact = end(hessian="exact")
     misses = [float((end(delta=delta) - exact).norm()) for delta in (0.4, 0.04)]
@@ -160,7 +160,7 @@ def test_a_round_spends_no_more_gradients_than_local_training(
 
     for name in ("grad", "curvature"):
         monkeypatch.setattr(Cohort, name, counted(getattr(Cohort, name)))
-    a.method.train(a.cohort, State(w=a.problem.initial.expand(4, -1)), State(), 1)
+    a.method.train(a.cohort, State(w=a.problem.initial.expand(4, -1)), State(), at(1))
     for i, n in enumerate((13, 9, 6, 4)):
         budget = local.get("steps") or local["epochs"] * -(-n // 4)
         assert spent[i] == max(1, budget // COST[kind]) * COST[kind]
@@ -168,7 +168,7 @@ def test_a_round_spends_no_more_gradients_than_local_training(
 
 def test_a_number_of_iterations_may_be_asked_for() -> None:
     a = ready(method="perfedavg", settings={"hessian": "exact", "iterations": 7, **RATES})
-    upload, _ = a.method.train(a.cohort, State(w=a.problem.initial.expand(4, -1)), State(), 2)
+    upload, _ = a.method.train(a.cohort, State(w=a.problem.initial.expand(4, -1)), State(), at(2))
     for i in range(4):
         assert close(upload.W[i], one_round(a, i, 2, a.problem.initial, "exact", 7))
 
@@ -221,7 +221,7 @@ def test_test_data_change_scores_and_nothing_else(tmp_path: Path, how: str) -> N
 def test_a_client_that_cannot_adapt_keeps_what_it_received() -> None:
     a = ready(method="perfedavg", settings={"alpha": 1e300, "adaptation_steps": 3})
     w = a.problem.initial.expand(4, -1)
-    found = a.method.models(a.cohort, State(w=w), State(), 1)["adapted"]
+    found = a.method.models(a.cohort, State(w=w), State(), at(1))["adapted"]
     assert isinstance(found, Tensor) and torch.equal(found, w)
 
 
@@ -269,7 +269,7 @@ def test_the_adapted_model_has_the_statistics_of_the_passes_that_adapted_it(tmp_
         optimiser = torch.optim.SGD(module.parameters(), lr=ALPHA)
         for _ in range(2):
             optimiser.zero_grad()
-            for batch in run.a.cohort.take([i]).batches(2, stream="full", epochs=1):
+            for batch in run.a.cohort.take([i]).batches(at(2), stream="full", epochs=1):
                 loss = nn.functional.cross_entropy(module(batch.x[0]), batch.y[0], reduction="sum")
                 (loss / client.samples).backward()
             optimiser.step()

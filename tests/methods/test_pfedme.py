@@ -105,7 +105,7 @@ def test_with_many_steps_theta_solves_the_proximal_problem_and_w_descends_the_mo
     settings = {"strength": strength, "eta": eta, "inner_steps": 400, "iterations": 1}
     a = ready(federation, model=linear, method="pfedme", settings=settings, local={"batch_size": 7})
     w = a.problem.initial
-    upload, memory = a.method.train(a.cohort, State(w=w[None]), State(), 1)
+    upload, memory = a.method.train(a.cohort, State(w=w[None]), State(), at(1))
     w = w.cpu()
     X = torch.cat([x, torch.ones(7, 1, dtype=x.dtype)], 1)
     H = 2 / 7 * X.T @ X
@@ -125,7 +125,7 @@ def test_a_leash_of_no_length_keeps_theta_at_w(tmp_path: Path) -> None:
 def test_theta_is_a_model_of_its_own_and_the_one_that_is_scored(tmp_path: Path) -> None:
     """Trap T9: in the authors' code it is an alias of what w_i overwrites."""
     a = ready(method="pfedme")
-    upload, memory = a.method.train(a.cohort, State(w=a.problem.initial.expand(4, -1)), State(), 1)
+    upload, memory = a.method.train(a.cohort, State(w=a.problem.initial.expand(4, -1)), State(), at(1))
     assert memory.personal.untyped_storage().data_ptr() != upload.W.untyped_storage().data_ptr()
     held = memory.personal.clone()
     upload.W.zero_()
@@ -153,7 +153,7 @@ def test_a_round_spends_no_more_gradients_than_local_training(
         return plain(self, W, batch)
 
     monkeypatch.setattr(Cohort, "grad", counting)
-    a.method.train(a.cohort, State(w=a.problem.initial.expand(4, -1)), State(), 1)
+    a.method.train(a.cohort, State(w=a.problem.initial.expand(4, -1)), State(), at(1))
     for i, n in enumerate((13, 9, 6, 4)):
         budget = local.get("steps") or local["epochs"] * -(-n // 4)
         assert spent[i] == max(1, budget // inner) * inner

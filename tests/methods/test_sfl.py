@@ -134,7 +134,7 @@ def test_clients_are_held_near_what_they_received(way: str) -> None:
         settings = {"regulariser": regulariser, "strength": strength}
         a = ready(related(PATH), method="sfl", settings=settings, local={"optimiser": "sgd"})
         g, u = a.problem.initial.expand(6, -1), 1.1 * a.problem.initial.expand(6, -1)
-        upload, _ = a.method.train(a.cohort, State(g=g, u=u), State(), 1)
+        upload, _ = a.method.train(a.cohort, State(g=g, u=u), State(), at(1))
         ends[regulariser, strength] = (upload.V - u).norm(dim=1) + (upload.V - g).norm(dim=1)
     assert (ends[way, 1.0] < ends[way, 0.2]).all() and (ends[way, 0.2] < ends[way, 0.0]).all()
     assert same(ends["none", 1.0], ends[way, 0.0])
@@ -208,7 +208,7 @@ def test_running_statistics_are_spread_like_the_rest_and_not_held(tmp_path: Path
     g = a.problem.initial.repeat(6, 1)
     far = g.clone()
     far[:, d:] += 100
-    ends = [a.method.train(a.cohort.take(range(6)), State(g=g, u=u), State(), 1)[0].V for u in (g, far)]
+    ends = [a.method.train(a.cohort.take(range(6)), State(g=g, u=u), State(), at(1))[0].V for u in (g, far)]
     assert same(ends[0], ends[1])
 
 

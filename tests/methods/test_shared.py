@@ -37,7 +37,7 @@ def test_clients_remember_the_common_start_before_the_first_round_and_the_same_n
     memory = method.enlist(problem, clients, generator)
     server = method.begin(problem, generator)
     message = method.download(problem, server, clients, 1, generator).for_clients(4)
-    _, after = method.train(run.cohort, message, memory, 1)
+    _, after = method.train(run.cohort, message, memory, at(1))
     assert {n: t.shape for n, t in memory.items()} == {n: t.shape for n, t in after.items()}
     if method.remembers:
         assert same(dict(memory.items())[method.remembers], problem.initial.expand(4, -1))

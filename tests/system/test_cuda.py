@@ -368,7 +368,7 @@ def test_kernels_are_compiled_side_by_side_before_they_are_needed(monkeypatch):
 
     monkeypatch.setattr(pytest.importorskip("triton").knobs.runtime, "jit_post_compile_hook", compiled)
     a = ready("cnn")
-    a.cohort.fit(start(a), 1)
+    a.cohort.fit(start(a), at(1))
     assert isinstance(a.execution, Layered) and a.execution.trouble is None
     assert sum(rehearsal.compiled for rehearsal in a.execution.rehearsals) > 5
     assert not [name for name in needed if "convolve" in name], "a start was not the one that was rehearsed"
@@ -390,4 +390,4 @@ def test_a_round_of_training_waits_for_nothing(name, precision, no_synchronisati
         W = a.cohort.fit(W, round)
     torch.cuda.synchronize()
     no_synchronisation()
-    a.cohort.fit(W, 3)
+    a.cohort.fit(W, at(3))

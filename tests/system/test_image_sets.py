@@ -388,7 +388,7 @@ def test_another_model_on_cifar100_does_not_get_the_resnets_stem():
 
 def test_a_run_on_fashion_mnist_can_be_prepared_and_draws_batches():
     assembly = prepare({"data": {"name": "fmnist", "clients": 5}, "method": "fedamp", "device": "cpu"})
-    batch = next(iter(assembly.cohort.batches(1)))
+    batch = next(iter(assembly.cohort.batches(at(1))))
     assert batch.x.shape == (5, 100, 1, 28, 28)
     assert assembly.federation.clients[0].preprocessing == data.source("fmnist").preprocessing
 

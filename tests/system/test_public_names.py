@@ -11,7 +11,7 @@ STAY = {
         "Client Cohort Federation FedkinError Levels Listener Method Prediction Predictor Problem Results Run Saved "
         "State Task Tuned __version__ compare load resume run tune vary"
     ),
-    "fedkin.method": "Cohort Local Memory Message Method Model Problem Proximal Rng Server State Tensor Upload",
+    "fedkin.method": "Cohort Local Memory Message Method Model Problem Proximal Round Server State Tensor Upload",
     "fedkin.task": (
         "Kind LOSSES Loss METRICS Metric NARROW ROOTS SampleLoss Task absolute_error against_the_rest auc "
         "balanced_accuracy class_weights classes_in correct cross_entropy known_errors log_odds loss_named "

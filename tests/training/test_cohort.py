@@ -219,7 +219,7 @@ def test_those_still_training_are_the_first_rows_and_padding_is_the_clients_own(
     sizes: list[int], size: int, merge: bool
 ) -> None:
     cohort = numbered(sizes, merge, batch_size=size, epochs=2)
-    found = list(cohort.batches(1))
+    found = list(cohort.batches(at(1)))
     assert all(len(a) >= len(b) for a, b in pairwise(found))
     for batch in found:
         assert batch.x.shape[:2] == batch.y.shape == (len(batch), max(batch.counts))
@@ -262,14 +262,14 @@ def test_every_client_may_take_a_number_of_steps_of_its_own(sizes: list[int], si
     cohort = numbered(sizes, batch_size=size, steps=2)
     for i in range(len(sizes)):
         assert seen(cohort, i, steps=steps) == seen(cohort, i, steps=9)[: steps[i]]
-    assert [len(batch) for batch in cohort.batches(1, steps=steps)] == [
+    assert [len(batch) for batch in cohort.batches(at(1), steps=steps)] == [
         sum(s > at for s in steps) for at in range(max(steps))
     ]
 
 
 def test_steps_that_rise_with_the_rows_are_refused() -> None:
     with pytest.raises(ValueError, match="sorted by falling number"):
-        next(numbered([9, 9], batch_size=4).batches(1, steps=[2, 3]))
+        next(numbered([9, 9], batch_size=4).batches(at(1), steps=[2, 3]))
 
 
 def test_passes_that_are_asked_for_go_before_steps() -> None:
@@ -307,7 +307,7 @@ def test_every_sample_has_the_weight_of_its_class_at_its_client() -> None:
     weights = [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]]
     cohort, _, _ = made("mlp", (7, 4), weights=weights)
     for part, rows in ((cohort, weights), (cohort.take([1]), weights[1:])):
-        for batch in part.batches(1):
+        for batch in part.batches(at(1)):
             assert batch.weight is not None
             for i, count in enumerate(batch.counts):
                 assert batch.weight[i, :count].tolist() == [rows[i][c] for c in batch.y[i, :count]]
@@ -330,7 +330,7 @@ LOCALS = {
 @pytest.mark.parametrize("local", LOCALS.values(), ids=LOCALS)
 def test_a_round_is_what_a_plain_loop_a_client_gives(local: Local, network: str, way: str) -> None:
     cohort, W, module = made(network, local=local, way=way)
-    found = cohort.fit(W, 4)
+    found = cohort.fit(W, at(4))
     assert cohort.execution.name == way
     expected, losses = [], []
     for i in range(len(cohort)):
@@ -345,7 +345,7 @@ def test_a_round_is_what_a_plain_loop_a_client_gives(local: Local, network: str,
 @pytest.mark.parametrize("way", WAYS)
 def test_single_precision_is_close_to_a_plain_loop(way: str) -> None:
     cohort, W, module = made(way=way, dtype=torch.float32)
-    found = cohort.fit(W, 1)
+    found = cohort.fit(W, at(1))
     plain = [
         trained_plainly(module, W[i], batches_of(cohort, i, 1), cohort.local, nn.CrossEntropyLoss())[0]
         for i in range(len(cohort))
@@ -357,7 +357,7 @@ def test_single_precision_is_close_to_a_plain_loop(way: str) -> None:
 @pytest.mark.parametrize("weights", ["balanced", [[1.0, 2.0, 0.5]] * 5], ids=["balanced", "given"])
 def test_class_weights_are_those_of_torchs_loss(weights: str | list[list[float]], way: str) -> None:
     cohort, W, module = made(way=way, weights=weights)
-    found, expected = cohort.fit(W, 1), []
+    found, expected = cohort.fit(W, at(1)), []
     for i, n in enumerate(SIZES):
         labels = data(cohort.names[i], n, (4,))[1].tolist()
         own = weights[i]
@@ -367,7 +367,7 @@ def test_class_weights_are_those_of_torchs_loss(weights: str | list[list[float]]
         expected.append(trained_plainly(module, W[i], batches_of(cohort, i, 1), cohort.local, criterion)[0])
     assert_same(found, torch.stack(expected))
     plain, _, _ = made(way=way)
-    assert (found - plain.fit(W, 1)).norm(dim=1).min() > 1e-4
+    assert (found - plain.fit(W, at(1))).norm(dim=1).min() > 1e-4
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -390,10 +390,10 @@ def test_samples_count_by_their_weight_times_that_of_their_class(classes: list[l
             for x, _ in batches_of(cohort, i, 1)
         ]
         expected.append(trained_plainly(module, W[i], numbered, cohort.local, criterion)[0])
-    found = cohort.fit(W, 1)
+    found = cohort.fit(W, at(1))
     assert_same(found, torch.stack(expected))
     plain, _, _ = made(way=way, weights=classes)
-    assert (found - plain.fit(W, 1)).norm(dim=1).min() > 1e-4
+    assert (found - plain.fit(W, at(1))).norm(dim=1).min() > 1e-4
 
 
 def smoothed(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -408,7 +408,7 @@ def test_a_users_loss_of_the_whole_batch_is_minimised_as_in_a_plain_loop(way: st
     plain = [
         trained_plainly(module, W[i], batches_of(cohort, i, 1), cohort.local, smoothed)[0] for i in range(len(cohort))
     ]
-    assert_same(cohort.fit(W, 1), torch.stack(plain))
+    assert_same(cohort.fit(W, at(1)), torch.stack(plain))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -418,7 +418,7 @@ def test_regression_is_what_a_plain_loop_gives(way: str) -> None:
         trained_plainly(module, W[i], batches_of(cohort, i, 1), cohort.local, nn.MSELoss())[0]
         for i in range(len(cohort))
     ]
-    assert_same(cohort.fit(W, 1), torch.stack(plain))
+    assert_same(cohort.fit(W, at(1)), torch.stack(plain))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -437,7 +437,7 @@ def test_a_model_that_looks_at_the_whole_batch_trains_as_in_a_plain_loop(way: st
         for i in range(len(cohort))
     ]
     assert cohort.execution.name == way
-    assert_same(cohort.fit(W, 1), torch.stack(plain))
+    assert_same(cohort.fit(W, at(1)), torch.stack(plain))
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -448,7 +448,7 @@ def test_the_proximal_gradient_is_the_distance_to_the_cloud_model_over_beta(netw
     d, beta = cohort.layout.parameters, 0.5
     noise = torch.randn(len(cohort), d, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     U = W[:, :d] + 0.1 * noise.to(DEVICE)
-    found = cohort.fit(W, 1, extra=lambda w, k: (w - U[:k]) / beta)
+    found = cohort.fit(W, at(1), extra=lambda w, k: (w - U[:k]) / beta)
     expected = []
     for i in range(len(cohort)):
 
@@ -458,7 +458,7 @@ def test_the_proximal_gradient_is_the_distance_to_the_cloud_model_over_beta(netw
         batches = batches_of(cohort, i, 1)
         expected.append(trained_plainly(module, W[i], batches, cohort.local, nn.CrossEntropyLoss(), penalty=penalty)[0])
     assert_weights_and_statistics_same(cohort, found, torch.stack(expected))
-    found, without = found[:, :d], cohort.fit(W, 1)[:, :d]
+    found, without = found[:, :d], cohort.fit(W, at(1))[:, :d]
     assert (found - without).norm(dim=1).min() > 1e-3
     assert ((found - U).norm(dim=1) < (without - U).norm(dim=1)).all()
 
@@ -467,16 +467,16 @@ def test_the_proximal_gradient_is_the_distance_to_the_cloud_model_over_beta(netw
 def test_what_is_added_to_a_gradient_sees_parameters_only(way: str) -> None:
     """Trap T12: never the running statistics; and of the first k clients, those still training."""
     cohort, W, _ = made("batch-norm", way=way)
-    active = [len(b) for b in cohort.batches(1)]
+    active = [len(b) for b in cohort.batches(at(1))]
     shapes = []
 
     def extra(w: Tensor, k: int) -> Tensor:
         shapes.append((tuple(w.shape), k))
         return torch.zeros_like(w)
 
-    found = cohort.fit(W, 1, extra=extra)
+    found = cohort.fit(W, at(1), extra=extra)
     assert shapes == [((k, cohort.layout.parameters), k) for k in active]
-    assert same(found, cohort.fit(W, 1))
+    assert same(found, cohort.fit(W, at(1)))
 
 
 def test_the_learning_rate_is_the_rounds() -> None:
@@ -492,7 +492,7 @@ def test_passes_may_be_asked_for() -> None:
     batches = batches_of(cohort, 1, 1, epochs=1)
     assert len(batches) == 4
     plain, _ = trained_plainly(module, W[1], batches, cohort.local, nn.CrossEntropyLoss())
-    assert_same(cohort.fit(W, 1, epochs=1)[1:2], plain[None])
+    assert_same(cohort.fit(W, at(1), epochs=1)[1:2], plain[None])
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -505,7 +505,7 @@ def test_a_round_may_be_a_number_of_steps(way: str) -> None:
         batches = batches_of(cohort, i, 1)
         assert len(batches) == 4
         expected.append(trained_plainly(module, W[i], batches, local, nn.CrossEntropyLoss())[0])
-    assert_same(cohort.fit(W, 1), torch.stack(expected))
+    assert_same(cohort.fit(W, at(1)), torch.stack(expected))
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])
@@ -514,13 +514,13 @@ def test_a_kept_optimiser_goes_on_where_each_client_stopped(optimiser: str) -> N
     local = Local(epochs=2, batch_size=5, optimiser=optimiser, lr=0.05, momentum=0.5 if optimiser == "sgd" else 0.0)
     cohort, W, module = made(local=local)
     kept: Optimiser = cohort.optimiser(W)
-    found = cohort.fit(cohort.fit(W, 1, optimiser=kept), 2, optimiser=kept)
+    found = cohort.fit(cohort.fit(W, 1, optimiser=kept), at(2), optimiser=kept)
     plain = [
         trained_plainly(module, W[i], batches_of(cohort, i, 1) + batches_of(cohort, i, 2), local, nn.CrossEntropyLoss())
         for i in range(len(cohort))
     ]
     assert_same(found, torch.stack([row for row, _ in plain]))
-    afresh = cohort.fit(cohort.fit(W, 1), 2)
+    afresh = cohort.fit(cohort.fit(W, 1), at(2))
     assert (afresh - found).norm(dim=1).min() > 1e-4
 
 
@@ -528,14 +528,14 @@ def test_a_state_carried_from_round_to_round_is_a_kept_optimiser() -> None:
     """And side trainings, on streams of other names, neither use nor change it."""
     cohort, W, _ = made()
     kept = cohort.optimiser(W)
-    expected = cohort.fit(cohort.fit(W, 1, optimiser=kept), 2, optimiser=kept)
+    expected = cohort.fit(cohort.fit(W, 1, optimiser=kept), at(2), optimiser=kept)
     cohort.carried = Optimiser.fresh(cohort.local, W, cohort.layout.parameters)
-    first = cohort.fit(W, 1)
-    aside = cohort.fit(first, 2, stream="aside")
-    assert same(cohort.fit(first, 2), expected)
+    first = cohort.fit(W, at(1))
+    aside = cohort.fit(first, at(2), stream="aside")
+    assert same(cohort.fit(first, at(2)), expected)
     assert all(same(t, getattr(kept.state, n)) for n, t in cohort.carried.items())
     cohort.carried = None
-    assert same(cohort.fit(first, 2, stream="aside"), aside)
+    assert same(cohort.fit(first, at(2), stream="aside"), aside)
     assert cohort.carried is None
 
 
@@ -544,7 +544,7 @@ def test_a_round_leaves_its_start_alone_and_models_share_no_memory() -> None:
     cohort, W, _ = made("batch-norm")
     assert W.stride(0) == 0
     before = W.clone()
-    found = cohort.fit(W, 1)
+    found = cohort.fit(W, at(1))
     assert torch.equal(W, before)
     again = found.clone()
     found[1].zero_()
@@ -555,7 +555,7 @@ def test_a_round_leaves_its_start_alone_and_models_share_no_memory() -> None:
 @pytest.mark.parametrize("way", WAYS)
 def test_frozen_parameters_stay_as_they_are_bit_for_bit(way: str) -> None:
     cohort, W, module = made("frozen", way=way)
-    found = cohort.fit(W, 1, extra=lambda w, k: w)
+    found = cohort.fit(W, at(1), extra=lambda w, k: w)
     layout = cohort.layout
     kept = layout.rest(found)
     assert set(kept) == {"hidden1.weight", "hidden1.bias"}
@@ -574,7 +574,7 @@ def test_a_gradient_moves_the_running_statistics_in_the_rows_it_was_given(way: s
     W, d = W.clone(), cohort.layout.parameters
     before = W.clone()
     own = [copy.deepcopy(module).train() for _ in range(len(cohort))]
-    for batch in cohort.batches(1):
+    for batch in cohort.batches(at(1)):
         held = W.clone()
         cohort.grad(W, batch)
         assert torch.equal(W[len(batch) :], held[len(batch) :])
@@ -589,8 +589,8 @@ def test_a_gradient_moves_the_running_statistics_in_the_rows_it_was_given(way: s
 @pytest.mark.parametrize("way", WAYS)
 def test_a_single_sample_left_over_joins_the_batch_before_where_there_are_batch_statistics(way: str) -> None:
     cohort, W, module = made("batch-norm", (11, 6, 5), way=way)
-    assert [list(b.counts) for b in cohort.batches(1, epochs=1)] == [[5, 6, 5], [6]]
-    found = cohort.fit(W, 1)
+    assert [list(b.counts) for b in cohort.batches(at(1), epochs=1)] == [[5, 6, 5], [6]]
+    found = cohort.fit(W, at(1))
     plain = [
         trained_plainly(module, W[i], batches_of(cohort, i, 1), cohort.local, nn.CrossEntropyLoss())[0]
         for i in range(3)
@@ -598,12 +598,12 @@ def test_a_single_sample_left_over_joins_the_batch_before_where_there_are_batch_
     assert_weights_and_statistics_same(cohort, found, torch.stack(plain))
     cohort.merge_single = False
     with pytest.raises(ValueError, match="more than 1 value per channel"):
-        cohort.fit(W, 1)
+        cohort.fit(W, at(1))
 
 
 def test_without_batch_statistics_a_single_sample_is_a_batch() -> None:
     cohort, _, _ = made("mlp", (11, 6, 5))
-    assert [list(b.counts) for b in cohort.batches(1, epochs=1)] == [[5, 5, 5], [5, 1], [1]]
+    assert [list(b.counts) for b in cohort.batches(at(1), epochs=1)] == [[5, 5, 5], [5, 1], [1]]
 
 
 # All at once or one by one, all together or in parts
@@ -617,7 +617,7 @@ def test_after_a_round_both_ways_have_the_same_weights_and_statistics(network: s
     for way in WAYS:
         cohort, W, _ = made(network, way=way, local=local, kind=kind)
         assert cohort.execution.name == way
-        results.append(cohort.fit(W, 1))
+        results.append(cohort.fit(W, at(1)))
         assert (results[-1] - W).norm(dim=1).min() > 1e-2
     assert_weights_and_statistics_same(cohort, results[0], results[1])
 
@@ -632,7 +632,7 @@ def test_after_three_steps_on_images_both_ways_have_the_same_weights_and_statist
     for execution in (cohort.execution, alone):
         cohort, W = replace(cohort, execution=execution), start.clone()
         optimiser = cohort.optimiser(W)
-        for batch in cohort.batches(1, steps=3):
+        for batch in cohort.batches(at(1), steps=3):
             optimiser.step(W, cohort.grad(W, batch), cohort.local.lr)
         assert (W - start).norm(dim=1).min() > 1e-2
         results.append(W)
@@ -645,10 +645,10 @@ def test_clients_train_alike_however_they_are_divided(part: list[int], network: 
     """Five clients in up to three chunks, in both ways."""
     for way in WAYS:
         cohort, W, _ = made(network, way=way, weights="balanced", local=Local(epochs=2, batch_size=5, lr=0.01))
-        together = cohort.fit(W, 2)
+        together = cohort.fit(W, at(2))
         for p in set(part):
             chunk = [i for i in range(5) if part[i] == p]
-            alone = cohort.take(chunk).fit(W[chunk], 2)
+            alone = cohort.take(chunk).fit(W[chunk], at(2))
             assert_weights_and_statistics_same(cohort, alone, together[chunk])
 
 
@@ -658,19 +658,19 @@ def test_equal_clients_train_alike_in_whatever_order_they_stand(names: list[str]
     first, W, _ = made("batch-norm", (8,) * 4, names=["ada", "ben", "cleo", "dora"])
     other, _, _ = made("batch-norm", (8,) * 4, names=names)
     rows = [first.names.index(n) for n in other.names]
-    assert_weights_and_statistics_same(first, other.fit(W, 1), first.fit(W, 1)[rows])
+    assert_weights_and_statistics_same(first, other.fit(W, at(1)), first.fit(W, at(1))[rows])
 
 
 def test_dropout_depends_on_name_round_and_step_and_on_no_one_else() -> None:
     cohort, W, _ = made("dropout", (12, 12, 7), way="auto")
     assert cohort.execution.name == "one-by-one" and cohort.random_layers
     torch.manual_seed(11)
-    together = cohort.fit(W, 1)
+    together = cohort.fit(W, at(1))
     torch.manual_seed(22)
     before = torch.get_rng_state()
     for i in range(3):
-        assert same(cohort.take([i]).fit(W[:1], 1)[0], together[i])
-    assert same(cohort.take([1, 2]).fit(W[:2], 1), together[1:])
+        assert same(cohort.take([i]).fit(W[:1], at(1))[0], together[i])
+    assert same(cohort.take([1, 2]).fit(W[:2], at(1)), together[1:])
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -702,7 +702,7 @@ def test_the_gradients_of_mixed_outputs_are_those_of_two_modules(network: str, w
     V, W = start * 1.1, start * 0.9
     alpha = torch.linspace(0.2, 0.8, len(cohort), dtype=torch.float64, device=DEVICE)
     pairs = [[layout.load(copy.deepcopy(module), row).train() for row in rows] for rows in zip(V, W, strict=True)]
-    for batch in cohort.batches(1, epochs=1):
+    for batch in cohort.batches(at(1), epochs=1):
         of_v, of_w = cohort.mixed_grad(V, W, alpha, batch)
         for i, count in enumerate(batch.counts):
             v, w = pairs[i]
@@ -723,7 +723,7 @@ def test_the_gradients_of_mixed_outputs_are_those_of_two_modules(network: str, w
 def test_the_full_gradient_is_that_of_all_of_a_clients_samples(way: str) -> None:
     cohort, W, module = made(way=way)
     before = W.clone()
-    found = cohort.full_grad(W, 1)
+    found = cohort.full_grad(W, at(1))
     assert torch.equal(W, before)
     for i, n in enumerate(SIZES):
         own = copy.deepcopy(module)
@@ -741,7 +741,7 @@ def test_the_full_gradient_of_a_masked_loss_is_the_mean_over_known_targets(way: 
     gaps = torch.rand(cohort.train.y.shape, generator=torch.Generator().manual_seed(0)) < 0.6
     gaps[cohort.train.starts[2] :][: SIZES[2]] = True
     cohort.train.y[gaps] = torch.nan
-    found = cohort.full_grad(W.clone(), 1)
+    found = cohort.full_grad(W.clone(), at(1))
     for i, n in enumerate(SIZES):
         own, start = copy.deepcopy(module), cohort.train.starts[i]
         x, y = cohort.train.x[start : start + n], cohort.train.y[start : start + n]
@@ -757,7 +757,7 @@ def test_the_full_gradient_of_a_masked_loss_is_the_mean_over_known_targets(way: 
 def test_the_full_gradient_is_one_pass_whatever_local_training_does_and_moves_running_statistics(way: str) -> None:
     cohort, start, module = made("batch-norm", way=way, local=Local(batch_size=5, steps=2))
     W, d = start.clone(), cohort.layout.parameters
-    found = cohort.full_grad(W, 1)
+    found = cohort.full_grad(W, at(1))
     for i, n in enumerate(SIZES):
         own = copy.deepcopy(module).train()
         for x, y in batches_of(cohort, i, 1, stream="full", epochs=1):
@@ -773,7 +773,7 @@ def test_curvature_is_of_the_first_rows_those_in_the_batch(way: str) -> None:
     cohort, W, _ = made(way=way, weights="balanced")
     V = torch.randn(5, cohort.layout.parameters, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
     V = V.to(DEVICE)
-    batch = list(cohort.batches(1))[-1]
+    batch = list(cohort.batches(at(1)))[-1]
     assert len(batch) == 1
     found = cohort.curvature(W, V, batch)
     turned = [cohort.grad(W + step * V, batch) for step in (1e-6, -1e-6)]
@@ -783,7 +783,7 @@ def test_curvature_is_of_the_first_rows_those_in_the_batch(way: str) -> None:
 def test_there_is_no_mean_loss_before_a_gradient() -> None:
     cohort, W, _ = made()
     assert cohort.mean_loss() is None
-    cohort.fit(W, 1)
+    cohort.fit(W, at(1))
     assert cohort.take([0]).mean_loss() is None
 
 

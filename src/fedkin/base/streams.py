@@ -7,13 +7,9 @@ saved generator.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
 
 import numpy as np
 import torch
-
-Rng = Callable[..., torch.Generator]
-"""rng(purpose, name="") -> Generator, as methods get it: seed and round are already in it."""
 
 
 def number(*parts: int | str) -> int:
@@ -29,15 +25,6 @@ def generator(*parts: int | str) -> torch.Generator:
 
 def numpy_generator(*parts: int | str) -> np.random.Generator:
     return np.random.default_rng(number(*parts))
-
-
-def rng(seed: int, round: int) -> Rng:
-    """The streams of one round for methods: `rng(purpose, name)`."""
-
-    def stream(purpose: str, name: str = "") -> torch.Generator:
-        return generator(seed, name, round, purpose)
-
-    return stream
 
 
 def chance(seed: int, name: str, round: int, purpose: str) -> float:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..base import machine
+from ..base.round import Round
 from ..base.settings import ConfigError
 from ..base.task import Task
 from ..base.weights import Layout
@@ -164,7 +165,7 @@ class Ways:
 
     def _opponent(self, kind: type[Plain] | type[Fairest]) -> Way:
         cohort = self._cohort(self.few, self.few_steps)
-        batches = list(islice(cohort.batches(1), self.few_steps))
+        batches = list(islice(cohort.batches(Round(1, 1)), self.few_steps))
         with plain_torch(self.name):  # what is captured keeps it
             trained = kind(self.module, self.few, batches, LR, self.name)
 
@@ -187,7 +188,7 @@ class Ways:
 
         def call() -> None:
             with machine.threads(threads):
-                last[0] = cohort.fit(start, 1)
+                last[0] = cohort.fit(start, Round(1, 1))
 
         told = set_for_fedkin(self.name, self.device)
         return Way(call, steps * clients / self.workload.clients, how, lambda: last[0][: self.few], told)

@@ -112,7 +112,6 @@ def assemble(config: Config, objects: Objects | None = None, stock: Stock | None
         execution=choice.execution,
         local=config.local,
         seed=config.seeds[2],
-        rounds=config.rounds,
         class_weight=_class_weights(config, stock.task, everyone, stock.dtype, stock.device),
         merge_single=has_batch_statistics(stock.module),
         random_layers=choice.random_layers,

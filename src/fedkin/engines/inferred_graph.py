@@ -66,7 +66,6 @@ def _before(ready: Assembly) -> Assembly:
         config=config,
         method=method,
         problem=replace(ready.problem, rounds=config.rounds, graph=None),
-        cohort=replace(ready.cohort, rounds=config.rounds),
     )
 
 

@@ -15,6 +15,7 @@ from dataclasses import replace
 import torch
 
 from ..base import machine
+from ..base.round import Round
 from ..base.state import State
 from ..methods._method import Method
 from ..runs.checkpoint import Checkpoint
@@ -86,7 +87,7 @@ def _alike(a: Request, b: Request) -> bool:
     return a is b or (
         a.round == b.round
         and first.samples == second.samples
-        and first.rounds == second.rounds
+        and a.of == b.of
         and first.layout.fields == second.layout.fields
         and type(first.execution) is type(second.execution)
         and (first.execution.products, first.execution.pads) == (second.execution.products, second.execution.pads)
@@ -131,7 +132,7 @@ def _stacked(requests: list[Request], pool: Pool) -> list[Reply]:
     carried = [r.cohort.carried for r in requests]
     cohort.carried = joined([c for c in carried if c is not None]) if first.cohort.carried is not None else None
     message, memory = joined([r.message for r in requests]), joined([r.memory for r in requests])
-    upload, memory = first.method.train(cohort, message, memory, first.round)
+    upload, memory = first.method.train(cohort, message, memory, Round(first.round, first.of))
     for state in (upload, memory):
         if state.shared or any(t.ndim == 0 or len(t) != len(cohort) for _, t in state.items()):
             raise Apart

@@ -13,7 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from ..base import machine, mapped_rows, streams
+from ..base import machine, mapped_rows
+from ..base.round import Round
 from ..base.state import Memory, Message, State, Upload
 from ..base.wording import first_line
 from ..errors import FedkinError
@@ -67,9 +68,11 @@ class Request:
     message: Message
     memory: Memory
     round: int
+    of: int
 
     def answer(self) -> Reply:
-        return within_memory(lambda: self.method.train(self.cohort, self.message, self.memory, self.round))
+        moment = Round(self.round, self.of)
+        return within_memory(lambda: self.method.train(self.cohort, self.message, self.memory, moment))
 
 
 @dataclass(frozen=True)
@@ -198,7 +201,7 @@ class Simulation:
         """The run, told what each training came to."""
         everyone = list(range(len(self.problem)))
         if checkpoint is None:
-            begin = streams.rng(self.seed, 0)
+            begin = self._moment(0)
             clients = torch.tensor(everyone, device=self.a.device)
             self.server = self._at_the_server(lambda: self.method.begin(self.problem, begin))
             self.memory = self._at_the_server(lambda: self._enlisted(self.problem, clients))
@@ -290,7 +293,7 @@ class Simulation:
     # ---- the parts of a round ----
 
     def _enlisted(self, problem: Problem, clients: Tensor) -> Memory:
-        memory = self.method.enlist(problem, clients, streams.rng(self.seed, 0))
+        memory = self.method.enlist(problem, clients, self._moment(0))
         if self.config.local.persist_optimiser:
             rows = problem.initial.expand(len(clients), -1)
             kept = Optimiser.fresh(self.config.local, rows, problem.layout.parameters)
@@ -303,16 +306,17 @@ class Simulation:
 
     def _download(self, problem: Problem, clients: list[int], round: int) -> Message:
         numbers = torch.tensor(clients, device=self.a.device)
-        rng = streams.rng(self.seed, round)
-        message = self._at_the_server(lambda: self.method.download(problem, self.server, numbers, round, rng))
+        now = self._moment(round)
+        message = self._at_the_server(lambda: self.method.download(problem, self.server, numbers, now))
         self._check_rows(message, len(clients), "download")
         return message
 
     def _update(self, clients: Tensor, upload: Upload, round: int) -> None:
-        rng = streams.rng(self.seed, round)
-        self.server = self._at_the_server(
-            lambda: self.method.update(self.problem, self.server, clients, upload, round, rng)
-        )
+        now = self._moment(round)
+        self.server = self._at_the_server(lambda: self.method.update(self.problem, self.server, clients, upload, now))
+
+    def _moment(self, round: int) -> Round:
+        return Round(round, self.config.rounds, self.seed)
 
     def _shelved(self) -> AbstractContextManager[object]:
         """Inside, what is made of all clients' rows lies where they are kept."""
@@ -385,7 +389,7 @@ class Simulation:
             if client in self.held:  # its last upload was lost: it starts where the server left it
                 memory.put(slice(i, i + 1), self.held[client])
         cohort.carried, own = _without_optimiser(memory)
-        return Request(self.method, cohort, mail.to(clients), own, round)
+        return Request(self.method, cohort, mail.to(clients), own, round, self.config.rounds)
 
     def _remember(self, clients: list[int], fine: list[bool], memory: Memory, lost: set[int]) -> None:
         """Lets clients remember what their training left them with, if that is finite."""
@@ -418,7 +422,8 @@ class Simulation:
         def one_step(count: int) -> Upload:
             request = self._request(clients[:count], mail, round)
             request.cohort.local = request.cohort.local.model_copy(update={"steps": 1})
-            return request.method.train(request.cohort, request.message, request.memory, round)[0]
+            moment = Round(round, self.config.rounds)
+            return request.method.train(request.cohort, request.message, request.memory, moment)[0]
 
         return capacity.measured(self.a, len(clients), one_step, self.beside)
 
@@ -502,7 +507,8 @@ class Simulation:
     def _models(self, clients: list[int], mail: Mail, round: int) -> dict[str, Model]:
         """Every model the method owns, of these clients."""
         own = _without_optimiser(self.memory.take(torch.tensor(clients, device=self.a.device)))[1]
-        models = self.method.models(self.a.cohort.take(clients), mail.to(clients), own, round)
+        moment = Round(round, self.config.rounds)
+        models = self.method.models(self.a.cohort.take(clients), mail.to(clients), own, moment)
         for name, model in models.items():
             self._check_model(name, model, len(clients))
         return models
@@ -584,7 +590,7 @@ class Simulation:
         self.problem = self.a.problem
         newcomers = list(range(known, len(self.problem)))
         numbers = torch.tensor(newcomers, device=self.a.device)
-        begin = streams.rng(self.seed, 0)  # what is drawn for a newcomer is what it would have had from the beginning
+        begin = self._moment(0)  # what is drawn for a newcomer is what it would have had from the beginning
         self.server = self._at_the_server(lambda: self.method.welcome(self.problem, self.server, begin))
         self.memory = self._at_the_server(lambda: State.join([self.memory, self._enlisted(self.problem, numbers)]))
         first = self.last + 2

@@ -74,6 +74,13 @@ def _whole(method: type[Method], label: str) -> type[Method]:
     lacking = sorted(getattr(method, "__abstractmethods__", ()))
     if lacking:
         raise UnknownMethod(f"The method {label!r} is not whole: it has no {', '.join(lacking)}.")
+    for name in ("begin", "enlist", "download", "update", "welcome"):
+        if "rng" in inspect.signature(getattr(method, name)).parameters:
+            raise UnknownMethod(
+                f"The method {label!r} is of the contract's first edition: its `{name}` takes `rng`. Leave that out, "
+                "and end the arguments of begin, enlist, download, train, models, update and welcome with `round`: "
+                "what was `round` is `round.number`, and what was `rng(purpose, name)` is `round.rng(purpose, name)`."
+            )
     return method
 
 

@@ -17,7 +17,7 @@ from ..base.weights import Layout
 from ..maths import collaboration as co
 from ..maths.hypernetworks import Written, drawn, scale
 from ..training.optimisers import Optimiser
-from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Round, Server, State, Tensor, Upload
 
 
 class Hypernetworked(Method):
@@ -90,10 +90,10 @@ class Hypernetworked(Method):
 
     # ---- the server ----
 
-    def begin(self, problem: Problem, rng: Rng) -> Server:
+    def begin(self, problem: Problem, round: Round) -> Server:
         outputs, initial = self.written(problem.layout), problem.initial
-        h = self._embeddings(problem.names, self.length(len(problem)), rng, initial)
-        network = drawn(lambda: self.network(h.shape[1], outputs), rng("hypernetwork")).to(initial)
+        h = self._embeddings(problem.names, self.length(len(problem)), round, initial)
+        network = drawn(lambda: self.network(h.shape[1], outputs), round.rng("hypernetwork")).to(initial)
         offset = torch.zeros_like(initial[:outputs])
         if self.scaled:
             with torch.no_grad():
@@ -105,12 +105,12 @@ class Hypernetworked(Method):
         return server.replace(**self._fresh("embeddings", h)) if self.train_embeddings else server
 
     @staticmethod
-    def _embeddings(names: tuple[str, ...], length: int, rng: Rng, like: Tensor) -> Tensor:
+    def _embeddings(names: tuple[str, ...], length: int, round: Round, like: Tensor) -> Tensor:
         """(m, e) from N(0, 1), each client's row by its name."""
-        rows = [torch.randn(length, generator=rng("embedding", name), dtype=like.dtype) for name in names]
+        rows = [torch.randn(length, generator=round.rng("embedding", name), dtype=like.dtype) for name in names]
         return torch.stack(rows).to(like.device)
 
-    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
+    def download(self, problem: Problem, server: Server, clients: Tensor, round: Round) -> Message:
         known = problem.known
         graph = self._graph(problem)
         theta = self._theta(server, server.embeddings[:known], None if graph is None else graph[:known, :known])
@@ -119,7 +119,7 @@ class Hypernetworked(Method):
         rows = self._served(server, known, graph, theta)
         return State(**{model: torch.cat([theta, own])[clients] for model, own in rows.items()})
 
-    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: Round) -> Server:
         """K_s steps of gradient descent on sum_S ||theta~_i - theta_i(psi)||^2 / (2 |S|) + `beside`, theta~ fixed."""
         rates = {
             "psi": self.server_lr,
@@ -183,19 +183,19 @@ class Hypernetworked(Method):
 
     # ---- the clients ----
 
-    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> tuple[Upload, Memory]:
         W = cohort.fit(_completed(message.generated, memory), round)
         return State(theta=W[:, : message.generated.shape[1]]), State(personal=W)
 
-    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> dict[str, Model]:
         generated = {model: _completed(theta, memory) for model, theta in message.items()}
         return {**generated, "personal": memory.personal}
 
     # ---- newcomers ----
 
-    def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:
+    def welcome(self, problem: Problem, server: Server, round: Round) -> Server:
         """Newcomers bring the embeddings that were drawn for them, and have not moved yet."""
-        h = self._embeddings(problem.names[problem.known :], server.embeddings.shape[1], rng, problem.initial)
+        h = self._embeddings(problem.names[problem.known :], server.embeddings.shape[1], round, problem.initial)
         rows = {"embeddings": h, **(self._fresh("embeddings", h) if self.train_embeddings else {})}
         before = dict(server.items())
         return server.replace(**{name: torch.cat([before[name], own]) for name, own in rows.items()})

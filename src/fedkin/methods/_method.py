@@ -13,8 +13,8 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
 from .. import papers
+from ..base.round import Round
 from ..base.state import Memory, Message, Server, State, Upload
-from ..base.streams import Rng
 from ..training.cohort import Cohort
 from ..training.evaluation import Model
 from ..training.optimisers import Local, Proximal
@@ -29,7 +29,7 @@ __all__ = [
     "Model",
     "Problem",
     "Proximal",
-    "Rng",
+    "Round",
     "Server",
     "State",
     "Tensor",
@@ -64,30 +64,30 @@ class Method(BaseModel, ABC):
     numbers keep their ratio to it. None at all: it has no rate to tune."""
 
     @abstractmethod
-    def begin(self, problem: Problem, rng: Rng) -> Server:
+    def begin(self, problem: Problem, round: Round) -> Server:
         """The server's state before round 1."""
 
-    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
+    def enlist(self, problem: Problem, clients: Tensor, round: Round) -> Memory:
         """What these clients remember at the start: the model named by `remembers`; by default nothing."""
         return State(**{self.remembers: problem.initial.repeat(len(clients), 1)}) if self.remembers else State()
 
     @abstractmethod
-    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
+    def download(self, problem: Problem, server: Server, clients: Tensor, round: Round) -> Message:
         """What the server sends to these clients."""
 
     @abstractmethod
-    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> tuple[Upload, Memory]:
         """What clients do with it: what they send back and what they remember."""
 
     @abstractmethod
-    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> dict[str, Model]:
         """Every model the method owns, by name; rows (m, D) or a Predictor."""
 
     @abstractmethod
-    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: Round) -> Server:
         """The server's state after these clients' uploads. Owns `server` and may write into it."""
 
-    def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:
+    def welcome(self, problem: Problem, server: Server, round: Round) -> Server:
         """The server's state with newcomers: rows from problem.known on."""
         return server
 

@@ -10,7 +10,7 @@ import torch
 from pydantic import Field
 
 from ..maths.collaboration import mix
-from ._method import Local, Memory, Message, Method, Problem, Proximal, Rng, Server, State, Tensor
+from ._method import Local, Memory, Message, Method, Problem, Proximal, Round, Server, State, Tensor
 
 Auto = Literal["auto"]
 Positive = Annotated[float, Field(gt=0)]
@@ -27,10 +27,10 @@ Form = Annotated[
 class GlobalModel(Method):
     """A method whose server keeps one model w, from the common start on, and sends it to everyone."""
 
-    def begin(self, problem: Problem, rng: Rng) -> Server:
+    def begin(self, problem: Problem, round: Round) -> Server:
         return State({"w": problem.initial.clone()})
 
-    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
+    def download(self, problem: Problem, server: Server, clients: Tensor, round: Round) -> Message:
         return State({"w": server.w})
 
 
@@ -43,15 +43,15 @@ class StartOfEach(Method):
     def uncounted(self) -> int:
         return int(self.init == "pretrained")
 
-    def starts(self, problem: Problem, names: Sequence[str], rng: Rng) -> Tensor:
+    def starts(self, problem: Problem, names: Sequence[str], round: Round) -> Tensor:
         """(m, D) a starting row for each of these clients; independent ones are drawn by name."""
         if self.init == "independent":
-            return torch.stack([problem.fresh(rng("initial weights", name)) for name in names])
+            return torch.stack([problem.fresh(round.rng("initial weights", name)) for name in names])
         return problem.initial.repeat(len(names), 1)
 
-    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
+    def enlist(self, problem: Problem, clients: Tensor, round: Round) -> Memory:
         names = [problem.names[i] for i in clients.tolist()]
-        return State(**{str(self.remembers): self.starts(problem, names, rng)})
+        return State(**{str(self.remembers): self.starts(problem, names, round)})
 
 
 def weighted_mean(n: Tensor, W: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 from pydantic import Field
 
 from ..training.skill import known
-from ._method import Cohort, Memory, Message, State, Tensor
+from ._method import Cohort, Memory, Message, Round, State, Tensor
 from ._shared import Auto, EachShare
 
 Weight = Annotated[
@@ -111,20 +111,20 @@ def enlisted(memory: Memory, mode: str, weight: object) -> Memory:
     return memory.replace(alone=own.clone(), heeded=own.clone(), heeded_in=never)
 
 
-def remembered(memory: Memory, u: Tensor, start: Tensor, W: Tensor, round: int) -> Memory:
+def remembered(memory: Memory, u: Tensor, start: Tensor, W: Tensor, round: Round) -> Memory:
     """Their models; v, the sum of what their own training changed; and the cloud model u as they heeded it."""
     if "alone" not in memory:
         return State(personal=W)
-    now = torch.full_like(memory.heeded_in, round)
+    now = torch.full_like(memory.heeded_in, round.number)
     return State(personal=W, alone=memory.alone + (W - start), heeded=u, heeded_in=now)
 
 
-def cloud(cohort: Cohort, message: Message, memory: Memory, round: int) -> Tensor:
+def cloud(cohort: Cohort, message: Message, memory: Memory, round: Round) -> Tensor:
     """(m, D) the cloud model as far as it is trusted: what a client that trained in this round began at, and what one
     that did not, as in the closing exchange, would begin at. Where nobody asks, u is what it is."""
     if "tau" not in message:
         return message.u
-    trained = memory.heeded_in == round
+    trained = memory.heeded_in == round.number
     if trained.all():
         return memory.heeded
     return torch.where(trained[:, None], memory.heeded, heeded(cohort, message, memory)[0])

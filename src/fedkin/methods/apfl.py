@@ -9,7 +9,7 @@ from pydantic import Field
 
 from ..training.evaluation import Predictor
 from ..training.execution import Batch
-from ._method import Cohort, Local, Memory, Message, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Local, Memory, Message, Model, Problem, Round, Server, State, Tensor, Upload
 from ._shared import GlobalModel
 
 
@@ -42,11 +42,11 @@ class APFL(GlobalModel):
                 "APFL trains two models and starts both optimisers anew: set local.persist_optimiser = false."
             )
 
-    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        own = super().enlist(problem, clients, rng)
+    def enlist(self, problem: Problem, clients: Tensor, round: Round) -> Memory:
+        own = super().enlist(problem, clients, round)
         return own.replace(alpha=torch.full_like(own.v[:, 0], self.alpha))
 
-    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> tuple[Upload, Memory]:
         d, lr = cohort.layout.parameters, cohort.lrs(round)
         w, v, alpha = message.w.clone(), memory.v.clone(), memory.alpha.clone()
         step_w, step_v = cohort.optimiser(w), cohort.optimiser(v)
@@ -87,7 +87,7 @@ class APFL(GlobalModel):
         own = alpha[:, None]
         return torch.cat([own * v[:, :d] + (1 - own) * w[:, :d], v[:, d:]], dim=1)
 
-    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> dict[str, Model]:
         personal: Model
         if self.mix == "outputs":
             personal = Predictor("mixed_outputs", State(v=memory.v, w=message.w, alpha=memory.alpha))
@@ -95,5 +95,5 @@ class APFL(GlobalModel):
             personal = self._mixed(memory.v, message.w, memory.alpha, cohort.layout.parameters)
         return {"personal": personal, "global": message.w}
 
-    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: Round) -> Server:
         return server.replace(w=upload.w.mean(0))

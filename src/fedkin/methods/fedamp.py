@@ -11,7 +11,7 @@ from ..maths import collaboration as co
 from ..maths.attention import Kind, named
 from ..training.optimisers import Proximal
 from . import _newcomers, _shared, _theory, _trust
-from ._method import Cohort, Local, Memory, Message, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Local, Memory, Message, Model, Problem, Round, Server, State, Tensor, Upload
 from ._shared import Auto, EachPositive, Positive, StartOfEach, check_per_client, per_client
 
 
@@ -48,35 +48,37 @@ class FedAMP(StartOfEach):
     def check(self, problem: Problem, local: Local) -> None:
         _theory.check(self.mode, self.attention, self.sigma, self.top)
         check_per_client(problem.names, self.weight_on_others, self.beta)
-        _shared.check_proximal(self.proximal, local, problem.rounds, lambda k: float(self._beta(problem, k).min()))
+        _shared.check_proximal(
+            self.proximal, local, problem.rounds, lambda k: float(self._beta(problem, Round(k, problem.rounds)).min())
+        )
         self.looked_at(problem, problem.initial[None])  # refuses layers that the model does not have
 
-    def begin(self, problem: Problem, rng: Rng) -> Server:
-        W, heard = self.starts(problem, problem.names, rng), torch.full((len(problem),), self.init == "independent")
+    def begin(self, problem: Problem, round: Round) -> Server:
+        W, heard = self.starts(problem, problem.names, round), torch.full((len(problem),), self.init == "independent")
         return State(W=W, heard=heard, trust=torch.ones_like(W[:, 0]), xi=self.xi(problem, W, heard))
 
-    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        return _trust.enlisted(super().enlist(problem, clients, rng), self.mode, self.weight_on_others)
+    def enlist(self, problem: Problem, clients: Tensor, round: Round) -> Memory:
+        return _trust.enlisted(super().enlist(problem, clients, round), self.mode, self.weight_on_others)
 
-    def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:
+    def welcome(self, problem: Problem, server: Server, round: Round) -> Server:
         return _newcomers.welcomed(problem, server)
 
-    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
+    def download(self, problem: Problem, server: Server, clients: Tensor, round: Round) -> Message:
         u, asked = co.mix(server.xi[clients], server.W), _trust.asked(self.mode, self.weight_on_others)
         told = {"tau": 1 - server.xi[clients, clients].to(u), "trust": server.trust[clients]} if asked else {}
         return State(u=u, **told)
 
-    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> tuple[Upload, Memory]:
         """Towards the minimum of F_i(w) + ||w - u_i||^2 / (2 beta_k); before round 1 of F_i alone."""
         (u, trust), beta = _trust.heeded(cohort, message, memory), self._beta(cohort, round).to(message.u)
-        start = memory.personal if self.init_from == "local" and round >= 1 else u
-        W = cohort.fit(start, round, extra=Proximal(u, beta, self.proximal == "exact") if round >= 1 else None)
+        start = memory.personal if self.init_from == "local" and round.number >= 1 else u
+        W = cohort.fit(start, round, extra=Proximal(u, beta, self.proximal == "exact") if round.number >= 1 else None)
         return State(W=W, **trust), _trust.remembered(memory, u, start, W, round)
 
-    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> dict[str, Model]:
         return {"cloud": _trust.cloud(cohort, message, memory, round), "personal": memory.personal}
 
-    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: Round) -> Server:
         server.W[clients], server.heard[clients] = upload.W, True
         if "trust" in upload:
             server.trust[clients] = upload.trust
@@ -112,9 +114,9 @@ class FedAMP(StartOfEach):
         layers = "all" if self.similarity == "updates" else self.similarity  # distances of updates are those of weights
         return W[:, : problem.layout.parameters], problem.layout.columns(layers)
 
-    def _beta(self, of: Cohort | Problem, round: int) -> Tensor:
+    def _beta(self, of: Cohort | Problem, round: Round) -> Tensor:
         """(m, 1) beta_k of each client."""
         if self.mode == "theory":
-            return per_client(_theory.beta(self.alpha, self.strength, of.rounds), of.names)[:, None]
-        decay = self.beta_decay ** ((min(round, of.rounds) - 1) // self.beta_every)
+            return per_client(_theory.beta(self.alpha, self.strength, round.of), of.names)[:, None]
+        decay = self.beta_decay ** ((min(round.number, round.of) - 1) // self.beta_every)
         return per_client(self.beta, of.names)[:, None] * decay

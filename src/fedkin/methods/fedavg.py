@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._method import Cohort, Memory, Message, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Memory, Message, Model, Problem, Round, Server, State, Tensor, Upload
 from ._shared import GlobalModel, weighted_mean
 
 
@@ -16,12 +16,12 @@ class FedAvg(GlobalModel):
     remembers = "finetuned"
     training = frozenset()
 
-    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> tuple[Upload, Memory]:
         W = cohort.fit(message.w, round)
         return State(W=W), State(finetuned=W)
 
-    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> dict[str, Model]:
         return {"global": message.w, "finetuned": memory.finetuned}
 
-    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: Round) -> Server:
         return server.replace(w=weighted_mean(problem.samples[clients], upload.W))

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from ._method import Cohort, Local, Memory, Message, Problem, State, Upload
+from ._method import Cohort, Local, Memory, Message, Problem, Round, State, Upload
 from ._shared import Form, check_proximal, held_near
 from .fedavg import FedAvg
 
@@ -27,6 +27,6 @@ class FedProx(FedAvg):
         if self.mu:
             check_proximal(self.proximal, local, problem.rounds, lambda k: 1 / self.mu, "1 / mu")
 
-    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> tuple[Upload, Memory]:
         W = cohort.fit(message.w, round, extra=held_near(message.w, self.mu, self.proximal))
         return State(W=W), State(finetuned=cohort.fit(message.w, round, stream="finetune"))

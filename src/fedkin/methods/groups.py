@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Round, Server, State, Tensor, Upload
 from ._shared import weighted_mean
 
 
@@ -25,7 +25,7 @@ class Groups(Method):
                 "use the practical, relabelled or mixed split, or give each client its group."
             )
 
-    def begin(self, problem: Problem, rng: Rng) -> Server:
+    def begin(self, problem: Problem, round: Round) -> Server:
         count = int(_groups(problem).max()) + 1
         return State({"models": problem.initial.repeat(count, 1)}, xi=self._xi(problem))
 
@@ -41,24 +41,24 @@ class Groups(Method):
         xi[strangers, strangers] = 1.0
         return xi / xi.sum(1, keepdim=True)
 
-    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
+    def download(self, problem: Problem, server: Server, clients: Tensor, round: Round) -> Message:
         return State(u=server.models[_groups(problem)[clients]])
 
-    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> tuple[Upload, Memory]:
         W = cohort.fit(message.u, round)
         return State(W=W), State(finetuned=W)
 
-    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> dict[str, Model]:
         return {"cloud": message.u, "finetuned": memory.finetuned}
 
-    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: Round) -> Server:
         groups, n = _groups(problem)[clients], problem.samples[clients]
         for group in torch.unique(groups).tolist():
             inside = groups == group
             server.models[group] = weighted_mean(n[inside], upload.W[inside])
         return server
 
-    def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:
+    def welcome(self, problem: Problem, server: Server, round: Round) -> Server:
         strangers = int(_groups(problem).max()) + 1 - len(server.models)
         models = torch.cat([server.models, problem.initial.repeat(max(0, strangers), 1)])
         return State({"models": models}, xi=self._xi(problem))

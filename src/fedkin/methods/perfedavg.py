@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from ..training.execution import Batch
-from ._method import Cohort, Local, Memory, Message, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Local, Memory, Message, Model, Problem, Round, Server, State, Tensor, Upload
 from ._shared import GlobalModel
 
 STREAMS = ("train", "meta", "curvature")
@@ -50,7 +50,7 @@ class PerFedAvg(GlobalModel):
     def trained_with(self, local: Local) -> str:
         return f"SGD {self.beta:g}, adaptation {self.alpha:g}"
 
-    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> tuple[Upload, Memory]:
         d, w = cohort.layout.parameters, message.w.clone()
         cost = GRADIENTS[self.hessian]
         steps = [self.iterations or max(1, budget // cost) for budget in cohort.step_counts()]
@@ -73,10 +73,10 @@ class PerFedAvg(GlobalModel):
         ahead, behind = (cohort.grad(_moved(w, by * g), batch) for by in (self.delta, -self.delta))
         return (ahead - behind) / (2 * self.delta)
 
-    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> dict[str, Model]:
         return {"adapted": self._adapted(cohort, message.w, round), "global": message.w}
 
-    def _adapted(self, cohort: Cohort, w: Tensor, round: int) -> Tensor:
+    def _adapted(self, cohort: Cohort, w: Tensor, round: Round) -> Tensor:
         """w - alpha grad f_i(w), of training data alone (trap T8). Where that is not finite, w."""
         d, W = cohort.layout.parameters, w.clone()
         if self.adaptation == "full":
@@ -87,7 +87,7 @@ class PerFedAvg(GlobalModel):
                 W[:, :d] -= self.alpha * cohort.grad(W, batch)
         return torch.where(W.isfinite().all(1, keepdim=True), W, w)
 
-    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: Round) -> Server:
         return server.replace(w=upload.W.mean(0))
 
 

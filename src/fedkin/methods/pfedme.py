@@ -8,7 +8,7 @@ import torch
 from pydantic import Field
 
 from ..training.optimisers import Optimiser
-from ._method import Cohort, Local, Memory, Message, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Local, Memory, Message, Model, Problem, Round, Server, State, Tensor, Upload
 from ._shared import Form, GlobalModel, check_proximal, held_near, weighted_mean
 
 
@@ -58,7 +58,7 @@ class PFedMe(GlobalModel):
     def trained_with(self, local: Local) -> str:
         return f"SGD {self.personal_lr:g}"
 
-    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> tuple[Upload, Memory]:
         d = cohort.layout.parameters
         # Two tensors: in the authors' code theta is an alias that w_i overwrites before it is scored (trap T9).
         w, theta = message.w.clone(), message.w.clone()
@@ -72,10 +72,10 @@ class PFedMe(GlobalModel):
         w[:, d:] = theta[:, d:]
         return State(W=w), State(personal=theta)
 
-    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> dict[str, Model]:
         return {"personal": memory.personal, "global": message.w}
 
-    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: Round) -> Server:
         n = problem.samples[clients] if self.weighted else torch.ones_like(clients)
         w, d = weighted_mean(n, upload.W), problem.layout.parameters
         w[:d].sub_(server.w[:d]).mul_(self.beta).add_(server.w[:d])  # buffers are averaged, whatever beta

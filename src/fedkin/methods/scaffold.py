@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Round, Server, State, Tensor, Upload
 
 
 class Scaffold(Method):
@@ -34,18 +34,18 @@ class Scaffold(Method):
                 "local.clip to 0."
             )
 
-    def begin(self, problem: Problem, rng: Rng) -> Server:
+    def begin(self, problem: Problem, round: Round) -> Server:
         x = problem.initial.clone()
         return State({"x": x, "c": torch.zeros_like(x[: problem.layout.parameters])})
 
-    def enlist(self, problem: Problem, clients: Tensor, rng: Rng) -> Memory:
-        own = super().enlist(problem, clients, rng)
+    def enlist(self, problem: Problem, clients: Tensor, round: Round) -> Memory:
+        own = super().enlist(problem, clients, round)
         return own.replace(c=torch.zeros_like(own.personal[:, : problem.layout.parameters]))
 
-    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
+    def download(self, problem: Problem, server: Server, clients: Tensor, round: Round) -> Message:
         return State({"x": server.x, "c": server.c})
 
-    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> tuple[Upload, Memory]:
         d = cohort.layout.parameters
         x, correction = message.x, message.c - memory.c
         y = cohort.fit(x, round, extra=lambda w, k: correction[:k])
@@ -59,15 +59,15 @@ class Scaffold(Method):
             c = memory.c - message.c + (x[:, :d] - y[:, :d]) / length
         return State(move=y - x, change=c - memory.c), State(personal=y, c=c)
 
-    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> dict[str, Model]:
         return {"global": message.x, "personal": memory.personal}
 
-    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: Round) -> Server:
         d, move = problem.layout.parameters, upload.move.mean(0)
         move[:d] *= self.server_lr  # buffers are averaged, whatever the server's rate
         # Divided by all clients, not by those that took part: c stays the mean of all c_i (trap T7).
         return server.replace(x=server.x + move, c=server.c + upload.change.sum(0) / len(problem))
 
-    def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:
+    def welcome(self, problem: Problem, server: Server, round: Round) -> Server:
         """Newcomers bring c_i = 0, so the mean over all shrinks."""
         return server.replace(c=server.c * (problem.known / len(problem)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._method import Cohort, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Memory, Message, Method, Model, Problem, Round, Server, State, Tensor, Upload
 
 
 class Separate(Method):
@@ -13,17 +13,17 @@ class Separate(Method):
     alone = True
     training = frozenset()
 
-    def begin(self, problem: Problem, rng: Rng) -> Server:
+    def begin(self, problem: Problem, round: Round) -> Server:
         return State()
 
-    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
+    def download(self, problem: Problem, server: Server, clients: Tensor, round: Round) -> Message:
         return State()
 
-    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> tuple[Upload, Memory]:
         return State(), State(personal=cohort.fit(memory.personal, round))
 
-    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> dict[str, Model]:
         return {"personal": memory.personal}
 
-    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: Round) -> Server:
         return server

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from ..maths.collaboration import mix, squared_distances
 from ..training.optimisers import Extra
-from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Rng, Server, State, Tensor, Upload
+from ._method import Cohort, Local, Memory, Message, Method, Model, Problem, Round, Server, State, Tensor, Upload
 from ._shared import Form, check_proximal, held_near
 
 # SFL*, the learned graph: the values of the authors' code.
@@ -58,11 +58,11 @@ class SFL(Method):
 
     # ---- the server ----
 
-    def begin(self, problem: Problem, rng: Rng) -> Server:
+    def begin(self, problem: Problem, round: Round) -> Server:
         start = problem.initial
         shared, rows = {"g": start.clone()}, {"U": start.repeat(len(problem), 1), "xi": self._xi(_looped(problem))}
         if self.learned:
-            layers, embeddings = _learner(problem, rng)
+            layers, embeddings = _learner(problem, round)
             shared, rows = {**shared, **layers}, {**rows, **embeddings}
         return State(shared, **rows)
 
@@ -70,10 +70,10 @@ class SFL(Method):
         far: Tensor = torch.linalg.matrix_power(A, self.power)
         return self.alpha * far + (1 - self.alpha) * torch.eye(len(A)).to(A)
 
-    def download(self, problem: Problem, server: Server, clients: Tensor, round: int, rng: Rng) -> Message:
+    def download(self, problem: Problem, server: Server, clients: Tensor, round: Round) -> Message:
         return State({"g": server.g}, u=server.U[clients])
 
-    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: int, rng: Rng) -> Server:
+    def update(self, problem: Problem, server: Server, clients: Tensor, upload: Upload, round: Round) -> Server:
         V = server.U
         V[clients] = upload.V
         if self.learned:
@@ -84,7 +84,7 @@ class SFL(Method):
         U = mix(server.xi, V)
         return server.replace(U=U, g=U.mean(0))
 
-    def welcome(self, problem: Problem, server: Server, rng: Rng) -> Server:
+    def welcome(self, problem: Problem, server: Server, round: Round) -> Server:
         """A newcomer gets the mean of its known neighbours' models, by the weights of its edges; without any, g."""
         m, known = len(problem), problem.known
         edges = _graph(problem)[known:, :known]
@@ -94,7 +94,7 @@ class SFL(Method):
 
     # ---- the clients ----
 
-    def train(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> tuple[Upload, Memory]:
+    def train(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> tuple[Upload, Memory]:
         V = cohort.fit(message.g, round, extra=self._held(message.u, message.g))
         return State(V=V), State(personal=V)
 
@@ -112,7 +112,7 @@ class SFL(Method):
 
         return lambda w, k: self.strength * (towards(u, w, k) + towards(g, w, k))
 
-    def models(self, cohort: Cohort, message: Message, memory: Memory, round: int) -> dict[str, Model]:
+    def models(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> dict[str, Model]:
         return {"cloud": message.u, "global": message.g, "personal": memory.personal}
 
 
@@ -138,16 +138,16 @@ LAYERS = {"weight1": (DIMENSIONS,) * 2, "bias1": (DIMENSIONS,), "weight2": (DIME
 EMBEDDINGS = ("embedding1", "embedding2")
 
 
-def _learner(problem: Problem, rng: Rng) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+def _learner(problem: Problem, round: Round) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Two linear layers, and two embeddings of each client by its name; drawn as torch does by default."""
-    source, to = rng("learned graph"), problem.initial.device
+    source, to = round.rng("learned graph"), problem.initial.device
     layers = {
         name: ((2 * torch.rand(shape, generator=source, dtype=torch.float64) - 1) / DIMENSIONS**0.5).to(to)
         for name, shape in LAYERS.items()
     }
     embeddings = {}
     for name in EMBEDDINGS:
-        streams = [rng(name, client) for client in problem.names]
+        streams = [round.rng(name, client) for client in problem.names]
         drawn = [torch.randn(DIMENSIONS, generator=stream, dtype=torch.float64) for stream in streams]
         embeddings[name] = torch.stack(drawn).to(to)
     return layers, embeddings

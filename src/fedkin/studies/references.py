@@ -24,6 +24,7 @@ from torch import Tensor
 
 from .. import data
 from ..base import machine
+from ..base.round import Round
 from ..base.task import class_weights
 from ..base.wording import did_you_mean
 from ..data import windows
@@ -216,7 +217,7 @@ def _pooled(ready: Assembly, listener: Listener) -> tuple[Tensor, Tensor, str]:
     scores, lines, known = Scores(ready), list[Line](), list(range(ready.problem.known))
     with machine.threads(config.threads or 1):
         while len(lines) < config.rounds and not _done(lines, config.patience):
-            W = cohort.fit(W, len(lines) + 1)
+            W = cohort.fit(W, Round(len(lines) + 1, config.rounds))
             scores.add(known, {POOLED: W.expand(len(known), -1)})
             lines.append(Line(round=len(lines) + 1, models=scores.table(0, len(known))))
             listener.on_round(lines[-1])

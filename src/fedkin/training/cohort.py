@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..base import streams
+from ..base.round import Round
 from ..base.state import State
 from ..base.task import Task
 from ..base.weights import Layout
@@ -57,8 +58,7 @@ class SeveralRates(RuntimeError):
 class Cohort:
     """Clients of one device, sorted by falling number of training samples: those still training at a step are a prefix.
 
-    Their training and validation data, never their test data. `seed` is the training seed, `rounds` the length of the
-    run (for learning-rate schedules).
+    Their training and validation data, never their test data. `seed` is the training seed.
     """
 
     names: tuple[str, ...]
@@ -69,7 +69,6 @@ class Cohort:
     execution: Execution
     local: Local
     seed: int
-    rounds: int
     class_weight: Tensor | None = None
     """(m, classes)"""
     merge_single: bool = False
@@ -81,6 +80,8 @@ class Cohort:
     """A learning rate for each row in place of `local.lr`, where rows are the values of a grid."""
     seeds: tuple[int, ...] | None = None
     """A training seed for each row in place of `seed`, where rows are of several runs."""
+    now: Round | None = None
+    """The round in which a method is asked."""
     carried: State | None = None
     """The optimiser's state from the last round, where it is kept; `fit` leaves the new one here."""
     loss_sum: Tensor | None = None
@@ -111,6 +112,13 @@ class Cohort:
     def _seed(self, i: int) -> int:
         return self.seed if self.seeds is None else self.seeds[i]
 
+    def rng(self, purpose: str) -> list[torch.Generator]:
+        """The random numbers of this round for a purpose: a generator for each row."""
+        if self.now is None:
+            raise RuntimeError("Random numbers are a round's, and this cohort is in none.")
+        number = self.now.number
+        return [streams.generator(self._seed(i), name, number, purpose) for i, name in enumerate(self.names)]
+
     # ---- batches ----
 
     def steps_of(self, n: int, size: int) -> int:
@@ -126,7 +134,7 @@ class Cohort:
 
     def batches(
         self,
-        round: int,
+        round: Round,
         *,
         stream: str = "train",
         epochs: int | None = None,
@@ -167,22 +175,22 @@ class Cohort:
         """(steps, m) batch sizes, 0 for those that have done: on a GPU once a round, not once a step."""
         return torch.tensor([active + [0] * (len(self) - len(active)) for active in counts])
 
-    def _moves(self, round: int, stream: str, index: Tensor, counts: list[list[int]]) -> Tensor | None:
+    def _moves(self, round: Round, stream: str, index: Tensor, counts: list[list[int]]) -> Tensor | None:
         """(steps, m, width, 3) how each image of a schedule is moved, as each client's own stream has it."""
         if self.augmentation is None or stream == "full":
             return None
         moves = torch.zeros(*index.shape, 3, dtype=torch.uint8)
         for i, (name, n) in enumerate(zip(self.names, self.samples, strict=True)):
             steps, width = sum(i < len(active) for active in counts), min(n, index.shape[2])
-            source = streams.generator(self._seed(i), name, round, f"augmentation/{stream}")
+            source = streams.generator(self._seed(i), name, round.number, f"augmentation/{stream}")
             moves[:steps, i, :width] = self.augmentation.draw((steps, width), source)
         return moves.to(self.train.x.device, non_blocking=True)
 
-    def _layer_seeds(self, round: int, stream: str, step: int) -> Callable[[int], int]:
-        return lambda i: streams.number(self._seed(i), self.names[i], round, f"layers/{stream}/{step}")
+    def _layer_seeds(self, round: Round, stream: str, step: int) -> Callable[[int], int]:
+        return lambda i: streams.number(self._seed(i), self.names[i], round.number, f"layers/{stream}/{step}")
 
     def _schedule(
-        self, round: int, stream: str, epochs: int, size: int, steps: Sequence[int] | None
+        self, round: Round, stream: str, epochs: int, size: int, steps: Sequence[int] | None
     ) -> tuple[Tensor, list[list[int]]]:
         """Sample numbers (steps, m, width) and, for each step, the batch sizes of the clients still training.
 
@@ -196,7 +204,7 @@ class Cohort:
         index = torch.zeros(max(totals), len(self), width, dtype=torch.int64)
         counts: list[list[int]] = [[] for _ in range(max(totals))]
         for i, (n, start) in enumerate(zip(self.samples, self.train.starts, strict=True)):
-            source = streams.generator(self._seed(i), self.names[i], round, f"batches/{stream}")
+            source = streams.generator(self._seed(i), self.names[i], round.number, f"batches/{stream}")
             cuts = [size] * (per_pass[i] - 1) + [n - size * (per_pass[i] - 1)]
             passes = -(-totals[i] // per_pass[i])
             order = torch.stack([torch.randperm(n, generator=source) for _ in range(passes)]) + start
@@ -258,17 +266,17 @@ class Cohort:
             return None
         return self.loss_sum / self.loss_count
 
-    def lr(self, round: int) -> float:
+    def lr(self, round: Round) -> float:
         """The learning rate of a round, where all rows have the same."""
         if self.rates is not None:
             raise SeveralRates("The rows of this cohort have learning rates of their own; ask for them with `lrs`.")
-        return self.local.lr_at(round, self.rounds)
+        return self.local.lr_at(round.number, round.of)
 
-    def lrs(self, round: int) -> Tensor:
+    def lrs(self, round: Round) -> Tensor:
         """(m, 1) each row's learning rate of a round, in float64: what `Optimiser.step` takes."""
         rates = self.rates or (self.local.lr,) * len(self)
         column = torch.tensor(rates, dtype=torch.float64, device=self.train.x.device)[:, None]
-        return column * self.local.factor_at(round, self.rounds)
+        return column * self.local.factor_at(round.number, round.of)
 
     def optimiser(self, W: Tensor, state: State | None = None) -> Optimiser:
         return Optimiser(self.local, W, self.layout.parameters, state)
@@ -276,7 +284,7 @@ class Cohort:
     def fit(
         self,
         W: Tensor,
-        round: int,
+        round: Round,
         *,
         extra: Extra | None = None,
         epochs: int | None = None,
@@ -295,7 +303,7 @@ class Cohort:
             self.carried = optimiser.state
         return self.execution.finished(rows)
 
-    def full_grad(self, W: Tensor, round: int) -> Tensor:
+    def full_grad(self, W: Tensor, round: Round) -> Tensor:
         """(m, d) gradients over all of each client's training samples at once (in passes of a batch).
 
         As in `grad`, BatchNorm's running statistics move in W.
