@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from fedkin.base import streams
+from fedkin.base.round import Round
 from fedkin.base.state import Message, State
 from fedkin.base.task import Task
 from fedkin.data.federation import Client, Federation
@@ -67,6 +68,11 @@ def toy(
         y = (x @ rule).argmax(1)
         members.append(Client(name, (x[:n], y[:n]), (x[n:], y[n:]), group=group if groups is not None else None))
     return Federation("toy", tuple(members), Task.classification((4,), classes))
+
+
+def at(number: int, of: int = 10, seed: int | None = None) -> Round:
+    """A round by its number."""
+    return Round(number, of, seed)
 
 
 def normed(inputs: tuple[int, ...], outputs: int) -> nn.Module:
@@ -189,7 +195,7 @@ def vector_of(module: nn.Module) -> Tensor:
 def batches(assembly: Assembly, client: int, round: int, stream: str = "train") -> list[tuple[Tensor, Tensor]]:
     """One client's mini-batches of a round; that these are right is the business of the tests of cohorts."""
     alone = assembly.cohort.take([client])
-    return [(batch.x[0], batch.y[0]) for batch in alone.batches(round, stream=stream)]
+    return [(batch.x[0], batch.y[0]) for batch in alone.batches(at(round), stream=stream)]
 
 
 def trained(

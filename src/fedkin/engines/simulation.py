@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -380,7 +380,7 @@ class Simulation:
 
     def _request(self, clients: list[int], mail: Mail, round: int, epochs: int = 1) -> Request:
         """The training of these clients, on copies of what they got and of what they remember."""
-        cohort = self.a.cohort.take(clients)
+        cohort = replace(self.a.cohort.take(clients), now=Round(round, self.config.rounds))
         if epochs > 1:
             more = {"epochs": cohort.local.epochs * epochs, "steps": cohort.local.steps * epochs}
             cohort.local = cohort.local.model_copy(update=more)
@@ -508,7 +508,8 @@ class Simulation:
         """Every model the method owns, of these clients."""
         own = _without_optimiser(self.memory.take(torch.tensor(clients, device=self.a.device)))[1]
         moment = Round(round, self.config.rounds)
-        models = self.method.models(self.a.cohort.take(clients), mail.to(clients), own, moment)
+        cohort = replace(self.a.cohort.take(clients), now=moment)
+        models = self.method.models(cohort, mail.to(clients), own, moment)
         for name, model in models.items():
             self._check_model(name, model, len(clients))
         return models
