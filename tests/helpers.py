@@ -7,7 +7,7 @@ import math
 import os
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from fedkin.base.state import Message, State
 from fedkin.base.task import Task
 from fedkin.data.federation import Client, Federation
 from fedkin.engines.assembly import Assembly
-from fedkin.engines.simulation import Listener, Mail, Requests, Simulation
+from fedkin.engines.simulation import Listener, Simulation
 from fedkin.engines.start import prepare
 from fedkin.methods._problem import Problem
 from fedkin.runs.config import merge
@@ -81,10 +81,10 @@ def normed(inputs: tuple[int, ...], outputs: int) -> nn.Module:
 
 
 class Watched(Simulation):
-    """A run that keeps, for each round, what was sent, what was scored, and server and memory after it."""
+    """A run that keeps, for each round, what was sent, what was scored, and server and memory after it. It sees what
+    the method is asked, and hears when a round has ended."""
 
     def __init__(self, assembly: Assembly, writer: Writer, listener: Listener | None = None) -> None:
-        super().__init__(assembly, writer, listener)
         self.sent: dict[int, tuple[list[int], Message]] = {}
         self.scored: dict[int, tuple[list[int], dict[str, Model]]] = {}
         self.servers: dict[int, State] = {}
@@ -92,7 +92,36 @@ class Watched(Simulation):
         self.holds: dict[int, dict[int, State]] = {}
         self.lost: dict[int, set[int]] = defaultdict(set)
         self.warnings: list[str] = []
+        super().__init__(replace(assembly, method=_overheard(assembly.method, self)), writer, listener)
         self.listener.on_warning = self.warnings.append
+        told = self.server.on_round
+
+        def on_round(line: Any) -> None:
+            self._ended(line.round)
+            told(line)
+
+        self.server.on_round = on_round
+
+    def _ended(self, round: int) -> None:
+        self.servers[round], self.memories[round] = copied(self.server.state), copied(self.site.memory)
+        if round <= self.config.rounds:
+            if self.lines[round]["bytes_up"]:
+                self.lost[round] |= {c for c in self.took_part(round) if self.server.attendance.loses(c, round)}
+            held = self.server.held
+            pending = self.site.before.items()
+            self.holds[round] = {c: copied(m) for c, (at, m, _) in pending if held.get(c, at - 1) < at}
+
+    @property
+    def problem(self) -> Problem:
+        return self.server.problem
+
+    @property
+    def method(self) -> Any:
+        return self.a.method
+
+    @property
+    def memory(self) -> State:
+        return self.site.memory
 
     @property
     def lines(self) -> dict[int, dict[str, Any]]:
@@ -115,29 +144,35 @@ class Watched(Simulation):
         assert isinstance(rows, Tensor)
         return rows
 
-    def _download(self, problem: Problem, clients: list[int], round: int) -> Message:
-        message = super()._download(problem, clients, round)
-        self.sent[round] = (clients, copied(message))
-        return message
 
-    def _models(self, clients: list[int], mail: Mail, round: int) -> dict[str, Model]:
-        models = super()._models(clients, mail, round)
-        before, parts = self.scored.get(round, ([], {}))
-        joined = {name: _below(parts[name], model) if name in parts else model for name, model in models.items()}
-        self.scored[round] = (before + clients, joined)
-        return models
+def _overheard(method: Any, run: Watched) -> Any:
+    """The same method, whose downloads and models are kept."""
 
-    def _round(self, round: int) -> Requests[None]:
-        yield from super()._round(round)
-        if round >= 1 and self.lines[round]["bytes_up"]:
-            self.lost[round] |= {c for c in self.took_part(round) if self.attendance.loses(c, round)}
-        self.servers[round], self.memories[round] = copied(self.server), copied(self.memory)
-        self.holds[round] = dict(self.held)
+    class Overheard(type(method)):  # type: ignore[misc]
+        def download(self, problem: Any, server: Any, clients: Tensor, round: Round) -> Message:
+            message = super().download(problem, server, clients, round)
+            run.sent[round.number] = (clients.tolist(), copied(message))
+            return message
 
-    def _closing(self, round: int) -> Requests[list[str]]:
-        names = yield from super()._closing(round)
-        self.servers[round], self.memories[round] = copied(self.server), copied(self.memory)
-        return names
+        def update(self, problem: Any, server: Any, clients: Any, upload: Any, round: Round) -> Any:
+            server = super().update(problem, server, clients, upload, round)
+            if round.number < 1:  # of which no line tells
+                run.servers[round.number], run.memories[round.number] = copied(server), copied(run.memory)
+                run.holds[round.number] = {}
+            return server
+
+        def models(self, cohort: Any, message: Any, memory: Any, round: Round) -> dict[str, Model]:
+            models = super().models(cohort, message, memory, round)
+            clients = [run.a.problem.names.index(name) for name in cohort.names]
+            before, parts = run.scored.get(round.number, ([], {}))
+            if not set(clients) & set(before):
+                joined = {n: _below(parts[n], model) if n in parts else model for n, model in models.items()}
+                run.scored[round.number] = (before + clients, joined)
+            return models
+
+    Overheard.__name__, Overheard.__qualname__ = type(method).__name__, type(method).__qualname__
+    Overheard.__module__ = type(method).__module__
+    return Overheard(**dict(method))
 
 
 def _below(model: Model, other: Model) -> Model:

@@ -30,13 +30,6 @@ EMNIST: dict[str, Any] = {"method": "fedamp", "data": {"name": "emnist", "split"
 CIFAR: dict[str, Any] = {"method": "fedamp", "data": {"name": "cifar100", "split": "practical", "validation": 0.0}}
 
 
-class Unsaved(Simulation):
-    """A run without checkpoints: its folder gets a line a round and nothing else."""
-
-    def _save(self, round: int, last: bool) -> None:
-        pass
-
-
 @dataclass(frozen=True)
 class Rounds:
     """What some rounds came to."""
@@ -81,7 +74,8 @@ def carried_out(
 
     listener = Listener(on_round=on_round, stop=lambda: len(ends) >= rounds)
     with tempfile.TemporaryDirectory() as folder:
-        simulation = Unsaved(ready, Writer.create(Path(folder) / "run", ready.config), listener)
+        simulation = Simulation(ready, Writer.create(Path(folder) / "run", ready.config), listener)
+        simulation.recorder.saves = False  # its folder gets a line a round and nothing else
         settle(device)
         began = time.perf_counter()
         with suppress(Interrupted):

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 
 import torch
 
-from ..base import machine, spinning
-from ..base.state import Upload
+from ..base import machine, mapped_rows, spinning
+from ..base.state import State, Upload
 from ..errors import FedkinError
+from ..methods._problem import Problem
+from ..runs.config import Config
 from ..training.execution import CONVOLUTIONS
 from .assembly import Assembly
+from .requests import RanOut, within_memory
 
 SHARE = {"cpu": 0.5, "cuda": 0.8}
 """Of the free memory, what training may take: a machine without memory ends processes, a GPU only says so."""
@@ -45,6 +49,60 @@ class Room:
         """Those to train first: no more than there is room for, in chunks as equal as can be."""
         chunks = -(-len(clients) // self.clients)
         return clients[: -(-len(clients) // chunks)]
+
+
+def for_all(compute: Callable[[], State], config: Config, problem: Problem, shelf: mapped_rows.Shelf | None) -> State:
+    """What is made of all clients' rows, where they are kept; or a sentence, where memory runs out for it."""
+    with shelf or nullcontext():
+        state = within_memory(compute)
+    if isinstance(state, RanOut):
+        device = problem.initial.device.type
+        on_disk = "weights = 'disk', " if device == "cpu" and shelf is None else ""
+        raise OutOfMemory(
+            f"Memory ran out for the weights of all {len(problem)} clients ({state.said}). Take {on_disk}"
+            f"fewer clients, a smaller model, a precision that needs less (now {config.precision!r}), or a "
+            f"device with more memory (now {device!r})."
+        )
+    return state
+
+
+class Capacity:
+    """How many clients of a site train at a time: decided before the first training, fewer where memory runs out."""
+
+    def __init__(self, assembly: Assembly, tell: Callable[[str], None]) -> None:
+        self.a, self.tell = assembly, tell
+        self.room = Room(assembly.config.chunk, "as configured") if assembly.config.chunk else None
+        """None until the first training shows what one takes."""
+        self.beside = 1
+        """Runs that share the memory of this process."""
+
+    def next(self, clients: list[int], done: int, one_step: Callable[[list[int]], Upload]) -> list[int]:
+        """The clients to train next, of those that are left. `one_step` trains some for a step: what does it take?"""
+        left = clients[done:]
+        if self.room is None and len(clients) > 1:
+            self.room = self._decided(clients, one_step)
+            if self.room.short and self.room.clients < len(clients):
+                self.tell(f"{self.room.clients} of {len(clients)} clients train at a time: {self.room.reason}.")
+        return left if self.room is None else self.room.first(left)
+
+    def _decided(self, clients: list[int], one_step: Callable[[list[int]], Upload]) -> Room:
+        if plenty(self.a, len(self.a.problem) * self.beside):  # all are scored, whoever trains
+            return Room(len(self.a.problem), "memory is plenty")
+        return measured(self.a, len(clients), lambda count: one_step(clients[:count]), self.beside)
+
+    def fewer(self, clients: list[int], said: str) -> None:
+        """Half as many from here on; nothing has changed, so these train again from where they stood."""
+        a, config = self.a, self.a.config
+        a.execution.forget()
+        machine.tidy(a.device)
+        if len(clients) == 1:
+            raise OutOfMemory(
+                f"Memory ran out while client {a.problem.names[clients[0]]!r} was alone in it ({said}). Take a smaller "
+                f"local.batch_size (now {config.local.batch_size}), a smaller model, a precision that needs less (now "
+                f"{config.precision!r}), or a device with more memory (now {a.device.type!r})."
+            )
+        self.room = half_of(len(clients))
+        self.tell(f"Memory ran out with {len(clients)} clients at a time; from here on there are {self.room.clients}.")
 
 
 def half_of(tried: int) -> Room:

@@ -44,7 +44,7 @@ def attention(ready: Assembly, listener: Listener | None = None, known: Attentio
                 simulation.run()
             except Interrupted:
                 raise Interrupted("Stopped while the graph was being inferred, before round 1.") from None
-        known[key] = simulation.server.xi
+        known[key] = simulation.server.state.xi
     return known[key]
 
 

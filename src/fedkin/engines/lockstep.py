@@ -15,13 +15,14 @@ from dataclasses import replace
 import torch
 
 from ..base import machine
-from ..base.round import Round
 from ..base.state import State
 from ..methods._method import Method
 from ..runs.checkpoint import Checkpoint
 from ..training.cohort import Cohort, Samples, SeveralRates
+from ..training.ledger import Ledger
 from ..training.optimisers import Local
-from .simulation import Diverged, Interrupted, RanOut, Reply, Request, Simulation, advance, within_memory
+from .requests import RanOut, Request, Trained, advance, within_memory
+from .simulation import Diverged, Interrupted, Simulation
 
 
 class Apart(Exception):
@@ -49,9 +50,9 @@ def run_together(
     apart: set[type[Method]] = set()
     pool = Pool()
 
-    def go_on(i: int, reply: list[Reply] | None, share: float) -> None:
+    def go_on(i: int, reply: list[Trained] | None, share: float) -> None:
         """Gives a run its reply, and its share of the seconds that the training took; it comes to its next request."""
-        simulations[i].idle += time.perf_counter() - since[i] - share
+        simulations[i].server.idle += time.perf_counter() - since[i] - share
         try:
             request = advance(rounds[i], reply)
         except (Diverged, Interrupted) as error:
@@ -68,7 +69,7 @@ def run_together(
         for i in range(len(simulations)):
             go_on(i, None, 0.0)
         while asked:
-            first = min(asked, key=lambda i: (asked[i].round, i))
+            first = min(asked, key=lambda i: (asked[i].round.number, i))
             group = [i for i in asked if _alike(asked[i], asked[first])][: pool.runs]
             requests = [asked.pop(i) for i in group]
             began = time.perf_counter()
@@ -87,7 +88,6 @@ def _alike(a: Request, b: Request) -> bool:
     return a is b or (
         a.round == b.round
         and first.samples == second.samples
-        and a.of == b.of
         and first.layout.fields == second.layout.fields
         and type(first.execution) is type(second.execution)
         and (first.execution.products, first.execution.pads) == (second.execution.products, second.execution.pads)
@@ -102,7 +102,7 @@ def _form(state: State) -> list[tuple[str, torch.Size]]:
     return [(name, tensor.shape[1:]) for name, tensor in state.items()]
 
 
-def _answers(requests: list[Request], apart: set[type[Method]], pool: Pool) -> list[Reply]:
+def _answers(requests: list[Request], apart: set[type[Method]], pool: Pool) -> list[Trained]:
     method = type(requests[0].method)
     if len(requests) > 1 and method not in apart:
         try:
@@ -119,7 +119,7 @@ def _answers(requests: list[Request], apart: set[type[Method]], pool: Pool) -> l
     return [request.answer() for request in requests]
 
 
-def _stacked(requests: list[Request], pool: Pool) -> list[Reply]:
+def _stacked(requests: list[Request], pool: Pool) -> list[Trained]:
     """One training for all, taken apart again."""
     first, count = requests[0], len(requests)
     clients = len(first.cohort)
@@ -129,20 +129,18 @@ def _stacked(requests: list[Request], pool: Pool) -> list[Reply]:
         return State.join(states).take(side_by_side)
 
     cohort = _cohort([r.cohort for r in requests], pool)
-    carried = [r.cohort.carried for r in requests]
-    cohort.carried = joined([c for c in carried if c is not None]) if first.cohort.carried is not None else None
+    kept = [r.cohort.ledger.optimiser for r in requests]
+    cohort.ledger.optimiser = joined([each for each in kept if each is not None]) if kept[0] is not None else None
     message, memory = joined([r.message for r in requests]), joined([r.memory for r in requests])
-    upload, memory = first.method.train(cohort, message, memory, Round(first.round, first.of))
+    upload, memory = first.method.train(cohort, message, memory, first.round)
     for state in (upload, memory):
         if state.shared or any(t.ndim == 0 or len(t) != len(cohort) for _, t in state.items()):
             raise Apart
     every = [torch.arange(i, len(cohort), count) for i in range(count)]
-    replies: list[Reply] = [(upload.take(own), memory.take(own)) for own in every]
-    kept = [None if cohort.carried is None else cohort.carried.take(own) for own in every]
-    for request, own, left in zip(requests, every, kept, strict=True):  # from here on nothing needs memory
-        request.cohort.carried = left
-        request.cohort.loss_sum = None if cohort.loss_sum is None else cohort.loss_sum[own]
-        request.cohort.loss_count = None if cohort.loss_count is None else cohort.loss_count[own]
+    replies: list[Trained] = [(upload.take(own), memory.take(own)) for own in every]
+    ledgers = [cohort.ledger.take(own) for own in every]
+    for request, ledger in zip(requests, ledgers, strict=True):  # from here on nothing needs memory
+        vars(request.cohort.ledger).update(vars(ledger))
     return replies
 
 
@@ -185,6 +183,5 @@ def _cohort(cohorts: list[Cohort], pool: Pool) -> Cohort:
         class_weight=torch.stack(weights, 1).flatten(0, 1) if weights else None,
         rates=rates * len(first) if len(set(rates)) > 1 else None,
         seeds=seeds * len(first) if len(set(seeds)) > 1 else None,
-        loss_sum=None,
-        loss_count=None,
+        ledger=Ledger(),
     )

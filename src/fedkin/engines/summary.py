@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +14,11 @@ import torch
 from .. import data
 from ..base.machine import device_name
 from ..evidence.progress import chosen, still_improving
-from ..evidence.records import Collaboration, Execution, ModelSummary, Novel, Summary
-from ..evidence.untrained import LINEAR, Answers, scored
+from ..evidence.records import Collaboration, Execution, ModelSummary, Novel, Summary, Untrained
+from ..evidence.untrained import LINEAR
 from ..maths import statistics
 from ..runs.folder import read_lines
 from .assembly import Assembly
-from .scores import own_samples
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Outcome:
     peak_bytes: int
     execution: Execution
     withheld: tuple[str, ...]
-    beside: Answers
-    """What needs no federation answered."""
+    beside: Mapping[str, tuple[float, ...]]
+    """What needs no federation scores at each client, by name."""
 
 
 def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
@@ -61,7 +60,7 @@ def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
             std=float(np.nanstd(test[at])),
             improving=still_improving(lines, name),
         )
-    beside = scored(a.problem.task, came.beside, own_samples(a))
+    beside = {name: Untrained(name=name, clients=each) for name, each in came.beside.items()}
     return Summary(
         method=config.method,
         data=data.short(config.data.name),
@@ -89,6 +88,7 @@ def summarise(path: Path, a: Assembly, came: Outcome) -> Summary:
         bytes_down=sum(line.bytes_down for line in lines),
         bytes_up=sum(line.bytes_up for line in lines),
         gradients=sum(line.gradients for line in lines),
+        passes=sum(line.passes for line in lines),
         seconds=sum(line.seconds for line in lines),
         peak_bytes=came.peak_bytes,
         parameters=problem.layout.parameters,

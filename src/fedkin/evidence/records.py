@@ -110,7 +110,8 @@ class Line(Record):
     """A round. `final` is the closing exchange; a line about newcomers (`novel`) has their scores alone.
 
     `participants` trained, in the closing exchange for themselves alone; `diverged` are those of them whose training
-    was not finite. `gradients`: of mini-batches, of all clients. `peak_bytes` is known on a GPU alone.
+    was not finite. `gradients`: of mini-batches, of all clients; `passes`: samples that clients
+    asked models about while they trained, without a gradient. `peak_bytes` is known on a GPU alone.
     """
 
     round: int
@@ -119,6 +120,7 @@ class Line(Record):
     bytes_up: int = 0
     participants: tuple[str, ...] = ()
     gradients: int = 0
+    passes: int = 0
     train_loss: float | None = None
     diverged: tuple[str, ...] = ()
     peak_bytes: int | None = None
@@ -228,6 +230,7 @@ class Summary(Record):
     bytes_down: int | None = None
     bytes_up: int | None = None
     gradients: int | None = None
+    passes: int | None = None
     seconds: float | None = None
     peak_bytes: int | None = None
     parameters: int | None = None

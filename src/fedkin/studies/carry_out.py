@@ -101,7 +101,7 @@ def run_stack(stack: Stack, supply: Supply, listener: Listeners | None, spare_di
             if cell.complete:  # and to go on
                 Writer(cell.path).reopen(ready.config)
             begun.append(start.opened(ready, cell.path, told, supply.attentions))
-            begun[-1][0].upto = cell.upto
+            begun[-1][0].server.upto = cell.upto
         stopped = run_together([s for s, _ in begun], [c for _, c in begun])
     except FedkinError:  # a method that breaks its contract in the first round, for one
         for simulation, checkpoint in begun:

@@ -30,7 +30,7 @@ from ..base.wording import did_you_mean
 from ..data import windows
 from ..data.federation import Client, Pair
 from ..engines.assembly import Assembly
-from ..engines.scores import Scores
+from ..engines.scores import Scores, scored
 from ..engines.simulation import Interrupted, Listener
 from ..errors import FedkinError
 from ..evidence.progress import chosen, exhausted
@@ -40,6 +40,7 @@ from ..runs.checkpoint import digest
 from ..runs.folder import replace_file
 from ..training.cohort import Samples
 from ..training.execution import OneByOne
+from ..training.ledger import Ledger
 from ..training.optimisers import Optimiser
 
 FILE = "references.json"
@@ -212,13 +213,14 @@ def _pooled(ready: Assembly, listener: Listener) -> tuple[Tensor, Tensor, str]:
         validation=everyone,
         class_weight=weight,
         execution=OneByOne(ready.execution.training, ready.problem.layout, task.loss, ready.device),  # there is but one
-        carried=fresh if config.local.persist_optimiser else None,
+        ledger=Ledger(optimiser=fresh if config.local.persist_optimiser else None),
     )
-    scores, lines, known = Scores(ready), list[Line](), list(range(ready.problem.known))
+    lines, known = list[Line](), list(range(ready.problem.known))
+    scores = Scores(ready.problem, torch.tensor(ready.cohort.validation.counts))
     with machine.threads(config.threads or 1):
         while len(lines) < config.rounds and not _done(lines, config.patience):
             W = cohort.fit(W, Round(len(lines) + 1, config.rounds))
-            scores.add(known, {POOLED: W.expand(len(known), -1)})
+            scores.add(known, scored(ready, known, {POOLED: W.expand(len(known), -1)}))
             lines.append(Line(round=len(lines) + 1, models=scores.table(0, len(known))))
             listener.on_round(lines[-1])
             if listener.stop():

@@ -123,6 +123,6 @@ def resume(
     if longer is not None:
         start.lengthen(run, longer, listener)
     simulation, checkpoint = start.reopened(ready, run.path, listener)
-    simulation.upto = rounds
+    simulation.server.upto = rounds
     simulation.run(checkpoint)
     return Run(path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from ..base.task import Task
 from ..base.weights import Layout
 from .augment import Augmentation
 from .execution import Batch, Execution, batch_weights
+from .ledger import Ledger
 from .optimisers import Extra, Local, Optimiser
 
 
@@ -82,10 +83,8 @@ class Cohort:
     """A training seed for each row in place of `seed`, where rows are of several runs."""
     now: Round | None = None
     """The round in which a method is asked."""
-    carried: State | None = None
-    """The optimiser's state from the last round, where it is kept; `fit` leaves the new one here."""
-    loss_sum: Tensor | None = None
-    loss_count: Tensor | None = None
+    ledger: Ledger = field(default_factory=Ledger)
+    """Where it is written what training costs; whose is for the site to know."""
 
     def __len__(self) -> int:
         return len(self.names)
@@ -105,8 +104,7 @@ class Cohort:
             class_weight=None if self.class_weight is None else self.class_weight[list(clients)],
             rates=None if self.rates is None else tuple(self.rates[i] for i in clients),
             seeds=None if self.seeds is None else tuple(self.seeds[i] for i in clients),
-            loss_sum=None,
-            loss_count=None,
+            ledger=Ledger(),
         )
 
     def _seed(self, i: int) -> int:
@@ -254,17 +252,8 @@ class Cohort:
         G, losses, rest = execution.grad(W, batch, out)
         if rest is not None:
             W[: len(batch), execution.layout.parameters :] = rest
-        if self.loss_sum is None or self.loss_count is None:
-            self.loss_sum, self.loss_count = W.new_zeros(len(self)), W.new_zeros(len(self))
-        self.loss_sum[: len(batch)] += losses
-        self.loss_count[: len(batch)] += 1
+        self.ledger.gradient(losses.to(W.dtype), len(self))
         return G
-
-    def mean_loss(self) -> Tensor | None:
-        """(m,) mean training loss over all gradients taken since the cohort was made."""
-        if self.loss_sum is None or self.loss_count is None:
-            return None
-        return self.loss_sum / self.loss_count
 
     def lr(self, round: Round) -> float:
         """The learning rate of a round, where all rows have the same."""
@@ -294,13 +283,13 @@ class Cohort:
         """Local training from rows W (m, D); returns new rows. `extra(w, k)` is added to the first k gradients."""
         rows, memory = self.execution.workspace(W)
         main = stream == "train" and optimiser is None
-        optimiser = optimiser or self.optimiser(rows, self.carried if main else None)
+        optimiser = optimiser or self.optimiser(rows, self.ledger.optimiser if main else None)
         lr = self.lr(round) if self.rates is None else self.lrs(round)
         for batch in self.batches(round, stream=stream, epochs=epochs):
             G = self._grad(self.execution, rows, batch, memory)
             optimiser.step(rows, G, lr, extra)
-        if main and self.carried is not None:
-            self.carried = optimiser.state
+        if main and self.ledger.optimiser is not None:
+            self.ledger.optimiser = optimiser.state
         return self.execution.finished(rows)
 
     def full_grad(self, W: Tensor, round: Round) -> Tensor:
