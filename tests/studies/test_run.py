@@ -404,9 +404,9 @@ class Halfway(FedAvg):
 
     part: float = 0.5
 
-    def update(self, problem: Any, server: Any, clients: Any, upload: Any, round: int, rng: Any) -> Any:
+    def update(self, problem: Any, server: Any, clients: Any, upload: Any, round: Any) -> Any:
         before = server.w.clone()
-        after = super().update(problem, server, clients, upload, round, rng)
+        after = super().update(problem, server, clients, upload, round)
         return after.replace(w=before + self.part * (after.w - before))
 
 
