@@ -357,6 +357,26 @@ class Inherited(FedAvg):
         return State(W=W), State(finetuned=W)
 
 
+class Noisy(FedAvg):
+    """Draws where clients train, and where their models are made."""
+
+    def train(self, cohort: Any, message: State, memory: State, round: Round) -> Any:
+        W = cohort.fit(message.w + _noise(cohort, "start"), round)
+        return State(W=W), State(finetuned=W)
+
+    def models(self, cohort: Any, message: State, memory: State, round: Round) -> Any:
+        return {"global": message.w + _noise(cohort, "end"), "finetuned": memory.finetuned}
+
+
+def _noise(cohort: Any, purpose: str) -> torch.Tensor:
+    rows = [torch.randn(cohort.layout.size, generator=own, dtype=torch.float64) for own in cohort.rng(purpose)]
+    return 0.1 * torch.stack(rows).to(DEVICE)
+
+
+def test_what_clients_draw_of_their_own_does_not_depend_on_the_seeds_beside(tmp_path: Path) -> None:
+    both_ways(tmp_path, [ready(method=f"{__name__}:Noisy", seed=seed) for seed in (3, 4, 5)], expected_calls=3)
+
+
 def test_a_method_that_knows_of_one_rate_only_is_trained_apart(tmp_path: Path) -> None:
     OwnSteps.asked.clear()
     base = ready(method=f"{__name__}:OwnSteps")

@@ -605,6 +605,42 @@ def test_without_batch_statistics_a_single_sample_is_a_batch() -> None:
     assert [list(b.counts) for b in cohort.batches(at(1), epochs=1)] == [[5, 5, 5], [5, 1], [1]]
 
 
+# Random numbers of a method's own
+
+
+def draws(cohort: Cohort, purpose: str = "noise") -> list[tuple[float, ...]]:
+    """What each row draws."""
+    return [tuple(torch.rand(5, generator=own, dtype=torch.float64).tolist()) for own in cohort.rng(purpose)]
+
+
+def test_every_row_has_random_numbers_by_its_seed_and_name_in_each_round_for_each_purpose() -> None:
+    cohort = replace(made("mlp", (9, 7, 5))[0], now=at(2))
+    own = draws(cohort)
+    others = [
+        draws(cohort, "mask"),
+        draws(replace(cohort, now=at(3))),
+        draws(replace(cohort, seed=cohort.seed + 1)),
+        draws(replace(cohort, names=("x", "y", "z"))),
+    ]
+    assert len(set(chain(own, *others))) == 15
+    assert draws(cohort) == draws(replace(cohort, now=at(2, of=80))) == own
+    assert [draws(cohort.take([i])) for i in range(3)] == [[row] for row in own]
+
+
+def test_rows_of_several_seeds_draw_what_they_draw_alone() -> None:
+    cohort = replace(made("mlp", (9, 7))[0], now=at(2))
+    both = replace(cohort.take([0, 0, 1, 1]), seeds=(3, 4, 3, 4))
+    alone = [draws(replace(cohort, seed=seed)) for seed in (3, 4)]
+    assert draws(both) == [alone[0][0], alone[1][0], alone[0][1], alone[1][1]]
+    assert draws(both.take([1, 2])) == [alone[1][0], alone[0][1]]
+
+
+def test_outside_of_a_round_there_are_no_random_numbers() -> None:
+    cohort, _, _ = made()
+    with pytest.raises(RuntimeError, match="Random numbers are a round's, and this cohort is in none"):
+        cohort.rng("noise")
+
+
 # All at once or one by one, all together or in parts
 
 
