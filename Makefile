@@ -8,9 +8,9 @@ READY := $(VENV)/.ready
 export OMP_NUM_THREADS ?= 1
 
 # Tests of what is computed on a device; the others look at files, words, pages and statistics.
-NUMERICAL := $(addprefix tests/,base/test_state.py base/test_streams.py base/test_task.py base/test_weights.py engines gpu \
-	maths methods studies/test_references.py system/test_cuda.py training claims/test_theorems.py \
-	claims/test_panacea_theory.py)
+NUMERICAL := $(addprefix tests/,base/test_round.py base/test_state.py base/test_streams.py base/test_task.py \
+	base/test_weights.py engines gpu maths methods studies/test_references.py system/test_cuda.py training \
+	claims/test_theorems.py claims/test_panacea_theory.py)
 
 # Four processes share the device, where pytest can.
 WORKERS ?= $(shell $(PYTHON) -c 'import xdist; print("-n 4")' 2>/dev/null)

@@ -38,9 +38,7 @@ class HalfWay(Method):
     def models(self, cohort: Cohort, message: Message, memory: Memory, round: Round) -> dict[str, Model]:
         return {"cloud": message.u, "personal": memory.personal}
 
-    def update(
-        self, problem: Problem, server: Server, clients: torch.Tensor, upload: Upload, round: Round
-    ) -> Server:
+    def update(self, problem: Problem, server: Server, clients: torch.Tensor, upload: Upload, round: Round) -> Server:
         server.W[clients] = upload.W
         return server
 

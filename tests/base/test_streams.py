@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations
-
 import numpy as np
 import pytest
 import torch
@@ -40,31 +38,6 @@ def test_different_words_give_different_numbers(a: list[int | str], b: list[int 
 def test_words_do_not_run_into_each_other_and_text_is_not_a_number() -> None:
     found = [streams.number(*p) for p in (("a", "b"), ("ab",), ("ab", ""), ("", "ab"), (1, 2), (12,), ("1", "2"))]
     assert len(set(found)) == len(found)
-
-
-def draws(generator: torch.Generator) -> list[float]:
-    return torch.rand(5, generator=generator, dtype=torch.float64).tolist()
-
-
-def test_a_stream_depends_on_seed_name_round_and_purpose() -> None:
-    reference = draws(streams.rng(1, 2)("cut", "north"))
-    others = [
-        draws(streams.rng(0, 2)("cut", "north")),
-        draws(streams.rng(1, 3)("cut", "north")),
-        draws(streams.rng(1, 2)("mix", "north")),
-        draws(streams.rng(1, 2)("cut", "south")),
-        draws(streams.rng(1, 2)("cut")),
-    ]
-    assert draws(streams.rng(1, 2)("cut", "north")) == reference
-    assert all(a != b for a, b in combinations([reference, *others], 2))
-
-
-def test_a_stream_does_not_depend_on_what_was_drawn_before() -> None:
-    rng = streams.rng(5, 1)
-    first = {name: draws(rng("cut", name)) for name in ("a", "b", "c")}
-    torch.rand(7)
-    second = {name: draws(rng("cut", name)) for name in ("c", "a", "b")}
-    assert first == second
 
 
 def test_streams_leave_torchs_global_numbers_alone() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import DEVICE, ON_CPU, ROOT, normed
+from helpers import DEVICE, ON_CPU, ROOT, at, normed
 from torch import nn
 
 import fedkin

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from helpers import BASE, DEVICE, ON_CPU, Watched, normed, ready, same, simulate, toy, watched
+from helpers import BASE, DEVICE, ON_CPU, Watched, at, normed, ready, same, simulate, toy, watched
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -510,8 +510,8 @@ def test_nothing_grows_from_round_to_round(tmp_path: Path, method: str) -> None:
     fedkin.run(settings, federation=eight(), out=tmp_path / "run", listener=Listener(on_round=on_round))
     # Which clients' memories are held back changes by lot, so the largest of six rounds each.
     # On a GPU a number of clients that was not there before is recorded, in tensors of its own (replay.MOST of them).
-    for at, slack in ((0, 8), (1, 4096)) if ON_CPU else ((0, 100), (1, 1 << 20)):
-        assert max(seen[k][at] for k in late) <= max(seen[k][at] for k in early) + slack
+    for kind, slack in ((0, 8), (1, 4096)) if ON_CPU else ((0, 100), (1, 1 << 20)):
+        assert max(seen[k][kind] for k in late) <= max(seen[k][kind] for k in early) + slack
 
 
 @pytest.mark.slow

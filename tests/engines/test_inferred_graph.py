@@ -15,6 +15,7 @@ from helpers import BASE, same, toy
 from torch import Tensor
 
 import fedkin
+from fedkin.base.round import Round
 from fedkin.base.settings import ConfigError
 from fedkin.base.state import State
 from fedkin.data import graphs
@@ -41,7 +42,7 @@ class Other(SFL):
 class Broken(SFL):
     """One that sends nothing to anybody."""
 
-    def download(self, problem: Any, server: Any, clients: Tensor, round: int, rng: Any) -> State:
+    def download(self, problem: Any, server: Any, clients: Tensor, round: Round) -> State:
         return State(u=server.U[:0])
 
 

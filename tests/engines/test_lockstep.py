@@ -10,11 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 import torch
-from helpers import CPU_BITS, DEVICE, ON_CPU, close, normed, ready, same, same_record, toy
+from helpers import CPU_BITS, DEVICE, ON_CPU, at, close, normed, ready, same, same_record, toy
 from safetensors.torch import load_file
 from torch import nn
 
 from fedkin import Method, methods
+from fedkin.base.round import Round
 from fedkin.base.state import State
 from fedkin.engines import lockstep
 from fedkin.engines.assembly import Assembly
@@ -330,7 +331,7 @@ class OwnSteps(FedAvg):
 
     asked: ClassVar[list[int]] = []
 
-    def train(self, cohort: Any, message: State, memory: State, round: int) -> Any:
+    def train(self, cohort: Any, message: State, memory: State, round: Round) -> Any:
         self.asked.append(len(cohort))
         W, lr = message.w.clone(), cohort.lr(round)
         for batch in cohort.batches(round):
@@ -341,7 +342,7 @@ class OwnSteps(FedAvg):
 class Unsplit(FedAvg):
     """Puts something into its upload that belongs to no client."""
 
-    def train(self, cohort: Any, message: State, memory: State, round: int) -> Any:
+    def train(self, cohort: Any, message: State, memory: State, round: Round) -> Any:
         W = cohort.fit(message.w, round)
         return State({"places": torch.arange(float(len(cohort)))}, W=W), State(finetuned=W)
 
@@ -351,9 +352,29 @@ class Inherited(FedAvg):
 
     scale: float = 1.0
 
-    def train(self, cohort: Any, message: State, memory: State, round: int) -> Any:
+    def train(self, cohort: Any, message: State, memory: State, round: Round) -> Any:
         W = cohort.fit(message.w * self.scale, round)
         return State(W=W), State(finetuned=W)
+
+
+class Noisy(FedAvg):
+    """Draws where clients train, and where their models are made."""
+
+    def train(self, cohort: Any, message: State, memory: State, round: Round) -> Any:
+        W = cohort.fit(message.w + _noise(cohort, "start"), round)
+        return State(W=W), State(finetuned=W)
+
+    def models(self, cohort: Any, message: State, memory: State, round: Round) -> Any:
+        return {"global": message.w + _noise(cohort, "end"), "finetuned": memory.finetuned}
+
+
+def _noise(cohort: Any, purpose: str) -> torch.Tensor:
+    rows = [torch.randn(cohort.layout.size, generator=own, dtype=torch.float64) for own in cohort.rng(purpose)]
+    return 0.1 * torch.stack(rows).to(DEVICE)
+
+
+def test_what_clients_draw_of_their_own_does_not_depend_on_the_seeds_beside(tmp_path: Path) -> None:
+    both_ways(tmp_path, [ready(method=f"{__name__}:Noisy", seed=seed) for seed in (3, 4, 5)], expected_calls=3)
 
 
 def test_a_method_that_knows_of_one_rate_only_is_trained_apart(tmp_path: Path) -> None:
@@ -416,9 +437,9 @@ def test_training_and_models_look_at_the_settings_that_are_declared_and_at_no_ot
         assembly = ready(toy((13, 9, 6, 4), (0, 1, 0, 1)), method=name, settings=settings)
         simulation = begun(assembly, tmp_path / str(len(list(tmp_path.iterdir()))))
         for request in _requests(simulation):
-            method, looked = watched(request.method)
-            _, memory = method.train(copy.copy(request.cohort), request.message, request.memory, request.round)
-            method.models(request.cohort, request.message, memory, request.round)
+            (method, looked), now = watched(request.method), at(request.round, request.of)
+            _, memory = method.train(copy.copy(request.cohort), request.message, request.memory, now)
+            method.models(request.cohort, request.message, memory, now)
             seen |= looked
     declared = vars(methods.find(name))["training"]
     assert seen <= declared, "a stack of grid values would train all with the first value"

@@ -36,6 +36,7 @@ from torch import Tensor, nn
 
 import fedkin
 from fedkin import Method
+from fedkin.base.round import Round
 from fedkin.base.state import State
 from fedkin.engines.simulation import Diverged, Interrupted, MethodError
 from fedkin.engines.start import prepare
@@ -631,8 +632,8 @@ def test_newcomers_of_all_methods_train_equally_long(
     original = Cohort.batches
     counted: Counter[tuple[str, str]] = Counter()
 
-    def counting(self: Cohort, round: int, **options: Any) -> Iterator[Any]:
-        if round > 4 and options.get("stream", "train") in ("train", "finetune"):
+    def counting(self: Cohort, round: Round, **options: Any) -> Iterator[Any]:
+        if round.number > 4 and options.get("stream", "train") in ("train", "finetune"):
             for name in self.names:
                 counted[name, options.get("stream", "train")] += options.get("epochs") or self.local.epochs
         return original(self, round, **options)
@@ -775,24 +776,24 @@ class Halfway(Method):
     headline: ClassVar[str] = "mine"
     wrong: str = "nothing"
 
-    def begin(self, problem: Any, rng: Any) -> State:
+    def begin(self, problem: Any, round: Round) -> State:
         return State({"w": problem.initial.clone()}, xi=torch.eye(len(problem)))
 
-    def enlist(self, problem: Any, clients: Tensor, rng: Any) -> State:
+    def enlist(self, problem: Any, clients: Tensor, round: Round) -> State:
         return State(mine=problem.initial.repeat(len(clients), 1))
 
-    def download(self, problem: Any, server: State, clients: Tensor, round: int, rng: Any) -> State:
+    def download(self, problem: Any, server: State, clients: Tensor, round: Round) -> State:
         return State(extra=torch.zeros(1)) if self.wrong == "download" else State({"w": server.w})
 
-    def train(self, cohort: Cohort, message: State, memory: State, round: int) -> tuple[State, State]:
+    def train(self, cohort: Cohort, message: State, memory: State, round: Round) -> tuple[State, State]:
         mine = cohort.fit((memory.mine + message.w) / 2, round)
         upload = mine[:-1] if self.wrong == "upload" else mine
         return State(W=upload), State(mine=mine[0] if self.wrong == "memory" else mine)
 
-    def models(self, cohort: Cohort, message: State, memory: State, round: int) -> dict[str, Any]:
+    def models(self, cohort: Cohort, message: State, memory: State, round: Round) -> dict[str, Any]:
         return {"mine": memory.mine[:, :-1] if self.wrong == "model" else memory.mine}
 
-    def update(self, problem: Any, server: State, clients: Tensor, upload: State, round: int, rng: Any) -> State:
+    def update(self, problem: Any, server: State, clients: Tensor, upload: State, round: Round) -> State:
         server.xi.mul_(0.5)  # the server is the method's own: it may write into it
         return server.replace(w=upload.W.mean(0))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import DEVICE
+from helpers import DEVICE, at
 from torch import Tensor
 
 import fedkin

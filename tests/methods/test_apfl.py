@@ -7,7 +7,21 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import DEVICE, SIZES, Watched, accuracy, batches, close, gradient, module_at, normed, ready, simulate, toy
+from helpers import (
+    DEVICE,
+    SIZES,
+    Watched,
+    accuracy,
+    at,
+    batches,
+    close,
+    gradient,
+    module_at,
+    normed,
+    ready,
+    simulate,
+    toy,
+)
 from torch import Tensor, nn
 
 from fedkin.base.state import State

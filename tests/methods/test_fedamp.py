@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 import pytest
 import torch
-from helpers import DEVICE, ROOT, Watched, close, module_at, normed, ready, same, simulate, toy, trained
+from helpers import DEVICE, ROOT, Watched, at, close, module_at, normed, ready, same, simulate, toy, trained
 from torch import Tensor
 
 from fedkin.base import streams
+from fedkin.base.round import Round
 from fedkin.base.settings import ConfigError
 from fedkin.base.state import State
 from fedkin.engines.assembly import Assembly
@@ -210,14 +211,14 @@ def test_every_round_is_the_preprints_equations(tmp_path: Path, method: str, cas
 class Recorder:
     """A cohort that does not train but notes what it was asked to do."""
 
-    def __init__(self, names: tuple[str, ...], parameters: int, rounds: int = 200) -> None:
-        self.names, self.rounds = names, rounds
+    def __init__(self, names: tuple[str, ...], parameters: int) -> None:
+        self.names = names
         self.layout = SimpleNamespace(parameters=parameters)
 
     def __len__(self) -> int:
         return len(self.names)
 
-    def fit(self, W: Tensor, round: int, *, extra: Any = None) -> Tensor:
+    def fit(self, W: Tensor, round: Round, *, extra: Any = None) -> Tensor:
         self.start, self.extra = W, extra
         return W + 1
 
@@ -229,7 +230,7 @@ def test_the_proximal_gradient_is_w_minus_u_over_beta_and_beta_falls_tenfold_eve
 ) -> None:
     u, w = torch.randn(4, 9, dtype=torch.float64), torch.randn(4, 7, dtype=torch.float64)
     cohort = Recorder(NAMES, 7)
-    FedAMP(proximal=form).train(cohort, State(u=u), State(personal=u), round)  # type: ignore[arg-type]
+    FedAMP(proximal=form).train(cohort, State(u=u), State(personal=u), at(round, of=200))  # type: ignore[arg-type]
     beta = 1e4 * 0.1 ** math.floor((round - 1) / 30)
     assert cohort.extra.exact == (form == "exact")
     assert torch.allclose(cohort.extra.share(0.3), torch.full((4, 1), 0.3 / (0.3 + beta)).double(), rtol=1e-6, atol=0)
@@ -239,8 +240,8 @@ def test_the_proximal_gradient_is_w_minus_u_over_beta_and_beta_falls_tenfold_eve
 
 def test_after_the_last_round_beta_stays_where_it_is() -> None:
     u, w = torch.zeros(1, 3, dtype=torch.float64), torch.ones(1, 3, dtype=torch.float64)
-    cohort = Recorder(("a",), 3, rounds=30)
-    FedAMP().train(cohort, State(u=u), State(personal=u), at(33))  # type: ignore[arg-type]
+    cohort = Recorder(("a",), 3)
+    FedAMP().train(cohort, State(u=u), State(personal=u), at(33, of=30))  # type: ignore[arg-type]
     assert torch.allclose(cohort.extra(w, 1), w / 1e4)
 
 
@@ -443,7 +444,7 @@ def test_independent_starts_differ_from_each_other_and_are_heard_from_at_once(tm
     settings = {"init": "independent", "sigma": 5.0, "weight_on_others": 0.5, "beta": 0.4}
     run = simulate(tmp_path, method="fedamp", settings=settings, rounds=1)
     names, initial = run.problem.names, run.problem.initial
-    first = run.method.begin(run.problem, lambda purpose, name="": torch.Generator().manual_seed(ord(name)))
+    first = run.method.begin(run.problem, at(0, seed=0))
     assert names == NAMES
     assert len({tuple(row) for row in first.W.tolist()} | {tuple(initial.tolist())}) == 5
     xi = torch.tensor(mixing("fedamp", list(first.W), 5.0, [0.5] * 4), dtype=torch.float64, device=DEVICE)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import DEVICE, Watched, close, copied, normed, ready, same, simulate, toy, trained
+from helpers import DEVICE, Watched, at, close, copied, normed, ready, same, simulate, toy, trained
 from torch import Tensor, nn
 
 from fedkin.base import streams
+from fedkin.base.round import Round
 from fedkin.base.settings import ConfigError
 from fedkin.base.state import Server, State
 from fedkin.data.federation import Federation
@@ -40,8 +41,8 @@ def related(edges: Any = EDGES, weights: bool = False, sizes: tuple[int, ...] = 
     return replace(toy(sizes), graph=graph)
 
 
-def streams_of(a: Assembly, round: int = 0) -> Any:
-    return streams.rng(a.config.seeds[2], round)
+def moment(a: Assembly, round: int = 0) -> Round:
+    return at(round, a.config.rounds, a.config.seeds[2])
 
 
 def everyone(problem: Problem) -> Tensor:
@@ -49,19 +50,19 @@ def everyone(problem: Problem) -> Tensor:
 
 
 def begun(a: Assembly) -> Server:
-    return a.method.begin(a.known_problem(), streams_of(a))
+    return a.method.begin(a.known_problem(), moment(a))
 
 
 def generated(a: Assembly, server: Server) -> Tensor:
     """(m, n) what the server writes for all known clients."""
     problem = a.known_problem()
-    return a.method.download(problem, server, everyone(problem), 1, streams_of(a, 1)).generated
+    return a.method.download(problem, server, everyone(problem), moment(a, 1)).generated
 
 
 def updated(a: Assembly, server: Server, wanted: Tensor, clients: Tensor | None = None) -> Server:
     problem = a.known_problem()
     clients = everyone(problem) if clients is None else clients
-    return a.method.update(problem, copied(server), clients, State(theta=wanted), 1, streams_of(a, 1))
+    return a.method.update(problem, copied(server), clients, State(theta=wanted), moment(a, 1))
 
 
 def answers(a: Assembly, server: Server) -> Tensor:
@@ -407,8 +408,8 @@ def test_newcomers_are_served_in_four_ways(tmp_path: Path) -> None:
     novel = run.lines[5]["models"]
     assert set(novel) == {"personal", *expected}
     assert all(set(run.lines[k]["models"]) == {"generated", "personal"} for k in (1, 2, 3, 4))
-    for at, i in enumerate((4, 5)):
-        assert close(run.rows(5, "personal")[at], trained(run.a, i, run.rows(5, "generated")[at], 5))
+    for place, i in enumerate((4, 5)):
+        assert close(run.rows(5, "personal")[place], trained(run.a, i, run.rows(5, "generated")[place], 5))
 
 
 def test_a_newcomer_without_a_known_neighbour_gets_the_mean_over_all(tmp_path: Path) -> None:
@@ -421,7 +422,7 @@ def test_a_newcomer_without_a_known_neighbour_gets_the_mean_over_all(tmp_path: P
     graph[new[0], new[1]] = graph[new[1], new[0]] = 1
     run = with_newcomers(tmp_path, replace(federation, graph=graph), method="panacea", settings=SMALL)
     four = torch.arange(4, device=DEVICE)
-    known = run.a.method.download(run.a.problem, run.server, four, 5, streams_of(run.a, 5)).generated
+    known = run.a.method.download(run.a.problem, run.server, four, moment(run.a, 5)).generated
     assert close(run.rows(5, "neighbours"), known.mean(0).expand(2, -1))
 
 
@@ -429,10 +430,10 @@ def test_known_clients_keep_their_weights_when_newcomers_are_there(tmp_path: Pat
     """Alone, or asked for beside newcomers; and they have no variants of their own."""
     run = with_newcomers(tmp_path, related(), method="panacea", settings=SMALL)
     last = run.rows(4, "generated")
-    method, problem, rng = run.a.method, run.a.problem, streams_of(run.a, 5)
-    known = method.download(problem, run.server, torch.tensor([1, 3], device=DEVICE), 5, rng)
+    method, problem, now = run.a.method, run.a.problem, moment(run.a, 5)
+    known = method.download(problem, run.server, torch.tensor([1, 3], device=DEVICE), now)
     assert list(known) == ["generated"] and same(known.generated, last[[1, 3]])
-    mixed = method.download(problem, run.server, torch.tensor([0, 2, 5], device=DEVICE), 5, rng)
+    mixed = method.download(problem, run.server, torch.tensor([0, 2, 5], device=DEVICE), now)
     for name, rows in mixed.items():
         assert same(rows[:2], last[[0, 2]]), name
         assert same(rows[2], run.rows(5, name)[1]), name

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import DEVICE, Watched, close, gradient, normed, ready, same, simulate, toy, trained
+from helpers import DEVICE, Watched, at, close, gradient, normed, ready, same, simulate, toy, trained
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -48,7 +48,7 @@ def hessian(a: Any, w: Tensor, x: Tensor, y: Tensor) -> Tensor:
 
 def batches(a: Any, i: int, k: int, stream: str, steps: int) -> list[tuple[Tensor, Tensor]]:
     alone = a.cohort.take([i])
-    return [(b.x[0], b.y[0]) for b in alone.batches(k, stream=stream, steps=steps)]
+    return [(b.x[0], b.y[0]) for b in alone.batches(at(k), stream=stream, steps=steps)]
 
 
 def one_round(a: Any, i: int, k: int, w: Tensor, kind: str, steps: int, delta: float = 1e-3) -> Tensor:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import DEVICE, close, copied, normed, ready, simulate, toy, trained
+from helpers import DEVICE, at, close, copied, normed, ready, simulate, toy, trained
 from torch import Tensor, nn
 
-from fedkin.base import streams
 from fedkin.base.settings import ConfigError
 from fedkin.base.state import Server, State
 from fedkin.engines.assembly import Assembly
@@ -25,17 +24,17 @@ SMALL: dict[str, Any] = {"hidden": 16, "embedding": 5, **PUBLISHED, "server_lr":
 
 
 def begun(a: Assembly) -> Server:
-    return a.method.begin(a.known_problem(), streams.rng(a.config.seeds[2], 0))
+    return a.method.begin(a.known_problem(), at(0, seed=a.config.seeds[2]))
 
 
 def written(a: Assembly, server: Server, clients: Tensor | None = None) -> Tensor:
     problem = a.known_problem()
     clients = torch.arange(len(problem), device=DEVICE) if clients is None else clients
-    return a.method.download(problem, server, clients, 1, streams.rng(0, 1)).generated
+    return a.method.download(problem, server, clients, at(1, seed=0)).generated
 
 
 def updated(a: Assembly, server: Server, wanted: Tensor, clients: Tensor) -> Server:
-    return a.method.update(a.known_problem(), copied(server), clients, State(theta=wanted), 1, streams.rng(0, 1))
+    return a.method.update(a.known_problem(), copied(server), clients, State(theta=wanted), at(1, seed=0))
 
 
 class Oracle:
@@ -213,7 +212,7 @@ def test_newcomers_get_what_is_written_for_their_own_for_a_mean_and_for_no_embed
     server, network = run.server, MLPHypernetwork(5, 16, 3, len(run.server.offset)).to(run.server.psi)
     nn.utils.vector_to_parameters(server.psi[0], network.parameters())
     drawn = [
-        torch.randn(5, generator=streams.rng(0, 0)("embedding", n), dtype=torch.float64) for n in run.problem.names[4:]
+        torch.randn(5, generator=at(0, seed=0).rng("embedding", n), dtype=torch.float64) for n in run.problem.names[4:]
     ]
     starts = {
         "generated": torch.stack(drawn).to(DEVICE),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import Watched, accuracy, close, gradient, normed, ready, simulate
+from helpers import Watched, accuracy, at, close, gradient, normed, ready, simulate
 from torch import Tensor, nn
 
 from fedkin.base.settings import ConfigError
@@ -32,7 +32,7 @@ PUBLISHED = {"strength": 15.0, "eta": 0.005, "personal_lr": 0.05, "iterations": 
 
 
 def batches(a: Any, i: int, k: int, steps: int) -> list[tuple[Tensor, Tensor]]:
-    return [(b.x[0], b.y[0]) for b in a.cohort.take([i]).batches(k, steps=steps)]
+    return [(b.x[0], b.y[0]) for b in a.cohort.take([i]).batches(at(k), steps=steps)]
 
 
 def one_round(a: Any, i: int, k: int, w: Tensor, steps: int, s: dict[str, Any]) -> tuple[Tensor, Tensor]:

@@ -9,11 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import DEVICE, Watched, close, normed, ready, same, same_record, simulate, toy, trained, watched
+from helpers import DEVICE, Watched, at, close, normed, ready, same, same_record, simulate, toy, trained, watched
 from torch import Tensor, nn
 
 import fedkin
-from fedkin.base import streams
 from fedkin.base.settings import ConfigError
 from fedkin.base.state import State
 from fedkin.data.federation import Federation
@@ -163,11 +162,11 @@ def test_a_complete_graph_without_regulariser_is_fedavg_for_clients_of_one_size(
 def test_models_go_as_far_as_there_are_steps_and_never_from_component_to_component() -> None:
     for power in (1, 2, 3):
         a = ready(related(PATH), method="sfl", settings={"power": power})
-        xi = a.method.begin(a.problem, streams.rng(0, 0)).xi
+        xi = a.method.begin(a.problem, at(0, seed=0)).xi
         apart = (torch.arange(6)[:, None] - torch.arange(6)).abs()
         assert torch.equal(xi.cpu() > 0, apart <= power)
     a = ready(related(APART), method="sfl", settings={"power": 9})
-    xi = a.method.begin(a.problem, streams.rng(0, 0)).xi
+    xi = a.method.begin(a.problem, at(0, seed=0)).xi
     component = torch.tensor([0, 0, 0, 1, 1, 2])
     assert torch.equal(xi.cpu() > 0, component[:, None] == component)
     assert xi[5, 5] == 1, "who is related to nobody keeps to itself"
@@ -242,9 +241,9 @@ class Learner(nn.Module):
         super().__init__()
         self.one, self.two = (nn.Embedding.from_pretrained(e.clone(), freeze=False) for e in embeddings(server))
         self.first, self.second = (nn.Linear(40, 40).to(DEVICE, torch.float64) for _ in range(2))
-        for layer, at in ((self.first, "1"), (self.second, "2")):
-            layer.weight.data.copy_(getattr(server, f"weight{at}"))
-            layer.bias.data.copy_(getattr(server, f"bias{at}"))
+        for layer, place in ((self.first, "1"), (self.second, "2")):
+            layer.weight.data.copy_(getattr(server, f"weight{place}"))
+            layer.bias.data.copy_(getattr(server, f"bias{place}"))
 
     def forward(self) -> Tensor:
         everyone = torch.arange(self.one.num_embeddings, device=DEVICE)
@@ -267,7 +266,7 @@ def test_the_learned_graph_is_a_few_steps_towards_the_distances_mixed_into_the_g
     assert graph is not None
     given = (graph + torch.eye(6, device=DEVICE)) / (graph.sum(1, keepdim=True) + 1)
     begun = ready(related(PATH), method="sfl", settings=settings)
-    learner = Learner(begun.method.begin(begun.problem, streams.rng(0, 0)))
+    learner = Learner(begun.method.begin(begun.problem, at(0, seed=0)))
     for k in (1, 2, 3):
         V = run.rows(k, "cloud").clone()
         V[run.took_part(k)] = run.memories[k].personal[run.took_part(k)]
@@ -293,7 +292,7 @@ def test_the_learned_graph_is_a_few_steps_towards_the_distances_mixed_into_the_g
 
 def learner_of(m: int) -> State:
     a = ready(related({}, (3,) * m), method="sfl", settings={"learned": True})
-    return a.method.begin(a.problem, streams.rng(0, 0))
+    return a.method.begin(a.problem, at(0, seed=0))
 
 
 def test_learning_brings_the_relations_nearer_to_the_distances() -> None:

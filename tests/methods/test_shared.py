@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from helpers import DEVICE, close, ready, same, toy
+from helpers import DEVICE, at, close, ready, same, toy
 
 from fedkin import methods
 from fedkin.base.streams import generator
@@ -34,9 +34,9 @@ def test_a_setting_is_one_number_for_all_or_one_a_client() -> None:
 def test_clients_remember_the_common_start_before_the_first_round_and_the_same_names_after_training(name: str) -> None:
     run = ready(toy(groups=GROUPS), method=name)
     method, problem, clients = run.method, run.problem, torch.arange(4, device=DEVICE)
-    memory = method.enlist(problem, clients, generator)
-    server = method.begin(problem, generator)
-    message = method.download(problem, server, clients, 1, generator).for_clients(4)
+    memory = method.enlist(problem, clients, at(0, seed=0))
+    server = method.begin(problem, at(0, seed=0))
+    message = method.download(problem, server, clients, at(1, seed=0)).for_clients(4)
     _, after = method.train(run.cohort, message, memory, at(1))
     assert {n: t.shape for n, t in memory.items()} == {n: t.shape for n, t in after.items()}
     if method.remembers:
@@ -48,10 +48,10 @@ def test_clients_remember_the_common_start_before_the_first_round_and_the_same_n
 @pytest.mark.parametrize("name", [n for n in methods.names() if issubclass(methods.find(n), GlobalModel)])
 def test_a_server_with_one_model_starts_with_a_copy_of_the_common_start_and_sends_it_once_for_all(name: str) -> None:
     run = ready(method=name)
-    server = run.method.begin(run.problem, generator)
+    server = run.method.begin(run.problem, at(0, seed=0))
     assert same(server.w, run.problem.initial)
     assert server.w.data_ptr() != run.problem.initial.data_ptr(), "update may write into what the server has"
-    message = run.method.download(run.problem, server, torch.arange(4, device=DEVICE), 1, generator)
+    message = run.method.download(run.problem, server, torch.arange(4, device=DEVICE), at(1, seed=0))
     assert message.shared == {"w"} and message.w is server.w
 
 

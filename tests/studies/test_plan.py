@@ -206,11 +206,11 @@ def test_a_federation_whose_statistics_are_open_reaches_other_processes(tmp_path
 class Careless(FedAvg):
     """Keeps the common start itself at the server, and writes into it."""
 
-    def begin(self, problem, rng):  # type: ignore[no-untyped-def]
+    def begin(self, problem, round):  # type: ignore[no-untyped-def]
         return State({"w": problem.initial})
 
-    def update(self, problem, server, clients, upload, round, rng):  # type: ignore[no-untyped-def]
-        server.w.copy_(super().update(problem, server, clients, upload, round, rng).w)
+    def update(self, problem, server, clients, upload, round):  # type: ignore[no-untyped-def]
+        server.w.copy_(super().update(problem, server, clients, upload, round).w)
         return server
 
 
@@ -375,7 +375,7 @@ def test_a_worker_that_dies_is_told_and_what_was_saved_stays(tmp_path: Path, mon
         "class Deadly(Separate):\n"
         '    """Ends its process in the second round."""\n\n'
         "    def train(self, cohort, message, memory, round):\n"
-        "        if round == 2:\n"
+        "        if round.number == 2:\n"
         "            os._exit(9)\n"
         "        return super().train(cohort, message, memory, round)\n"
     )

@@ -404,9 +404,9 @@ class Halfway(FedAvg):
 
     part: float = 0.5
 
-    def update(self, problem: Any, server: Any, clients: Any, upload: Any, round: int, rng: Any) -> Any:
+    def update(self, problem: Any, server: Any, clients: Any, upload: Any, round: Any) -> Any:
         before = server.w.clone()
-        after = super().update(problem, server, clients, upload, round, rng)
+        after = super().update(problem, server, clients, upload, round)
         return after.replace(w=before + self.part * (after.w - before))
 
 
@@ -519,6 +519,31 @@ def test_what_is_no_method_is_refused_in_a_sentence(tmp_path, method, said):
         small(tmp_path / "run", method=method)
     assert said in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+FIRST_EDITION = {
+    "begin": lambda self, problem, rng: ...,
+    "enlist": lambda self, problem, clients, rng: ...,
+    "download": lambda self, problem, server, clients, round, rng: ...,
+    "update": lambda self, problem, server, clients, upload, round, rng: ...,
+    "welcome": lambda self, problem, server, rng: ...,
+}
+"""The functions of a method that took `rng`, as they did."""
+
+
+@pytest.mark.parametrize("function", FIRST_EDITION)
+def test_a_method_of_the_contracts_first_edition_is_told_what_to_write(tmp_path, monkeypatch, function):
+    body = {"__module__": __name__, "__qualname__": "Earlier", function: FIRST_EDITION[function]}
+    earlier = type("Earlier", (FedAvg,), body)
+    monkeypatch.setattr(sys.modules[__name__], "Earlier", earlier, raising=False)
+    own = f"{__name__}:Earlier"
+    for method, label in ((earlier, "Earlier"), (earlier(), "Earlier"), (own, own)):
+        with pytest.raises(FedkinError) as caught:
+            small(tmp_path / "run", method=method)
+        said = str(caught.value)
+        assert said.startswith(f"The method {label!r} is of the contract's first edition: its `{function}` takes `rng`")
+        assert "`round` is `round.number`" in said and "`rng(purpose, name)` is `round.rng(purpose, name)`" in said
+        assert not (tmp_path / "run").exists()
 
 
 def made(seed: int = 0) -> Federation:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers import at
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
@@ -282,7 +283,7 @@ def test_clients_trained_at_once_are_those_trained_one_by_one(name):
         assert a.execution.name == way
         W = first = start(a)
         for round in (1, 2, 3):
-            W = a.cohort.fit(W, round)
+            W = a.cohort.fit(W, at(round))
         assert (W - first).norm(dim=1).min() > 1e-3
         ends.append(W)
     d = a.problem.layout.parameters
@@ -387,7 +388,7 @@ def test_a_round_of_training_waits_for_nothing(name, precision, no_synchronisati
     a = ready(name, precision=precision)
     W = start(a)
     for round in (1, 2):  # every shape is seen, and then recorded
-        W = a.cohort.fit(W, round)
+        W = a.cohort.fit(W, at(round))
     torch.cuda.synchronize()
     no_synchronisation()
     a.cohort.fit(W, at(3))

@@ -280,22 +280,22 @@ def test_a_model_that_exploded_is_handed_to_nobody(tmp_path: Path) -> None:
     class Breaking(fedkin.Method):
         headline = "broken"
 
-        def begin(self, problem, rng):
+        def begin(self, problem, round):
             return fedkin.State({"w": problem.initial})
 
-        def download(self, problem, server, clients, round, rng):
+        def download(self, problem, server, clients, round):
             return fedkin.State({"w": server.w * 1e6})
 
         def train(self, cohort, message, memory, round):
             return fedkin.State(w=message.w), fedkin.State(mine=cohort.fit(message.w * 1e-6, round))
 
-        def enlist(self, problem, clients, rng):
+        def enlist(self, problem, clients, round):
             return fedkin.State(mine=problem.initial.repeat(len(clients), 1))
 
         def models(self, cohort, message, memory, round):
             return {"broken": message.w, "mine": memory.mine}
 
-        def update(self, problem, server, clients, upload, round, rng):
+        def update(self, problem, server, clients, upload, round):
             return server
 
     assembly = replace(ready(amounts(), method="fedavg", precision="float32", rounds=2), method=Breaking())

@@ -16,7 +16,7 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from helpers import SHARED
+from helpers import SHARED, at
 
 import fedkin
 from fedkin import data

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import DEVICE, close, ready, same_record, simulate, watched
+from helpers import DEVICE, at, close, ready, same_record, simulate, watched
 from torch import Tensor
 
 import fedkin
@@ -49,7 +49,7 @@ def pictures(sizes: tuple[int, ...] = (13, 9, 6, 4), preprocessing: Pixels | Non
 def seen(assembly: Assembly, clients: list[int], round: int = 1, **settings: object) -> dict[str, list[Tensor]]:
     """The images that each of some clients trains with in a round, batch by batch."""
     cohort, found = assembly.cohort.take(clients), {assembly.cohort.names[i]: [] for i in clients}
-    for batch in cohort.batches(round, **settings):  # type: ignore[arg-type]
+    for batch in cohort.batches(at(round), **settings):  # type: ignore[arg-type]
         for name, x, count in zip(cohort.names, batch.x, batch.counts, strict=False):
             found[name].append(x[:count].clone())
     return found

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers import DEVICE, ON_CPU, same
+from helpers import DEVICE, ON_CPU, at, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
@@ -102,7 +102,6 @@ def made(
         execution=choice.execution,
         local=local or Local(epochs=3, batch_size=5, lr=0.01),
         seed=seed,
-        rounds=10,
         class_weight=class_weight,
         merge_single=has_batch_statistics(module),
         random_layers=choice.random_layers,
@@ -112,7 +111,7 @@ def made(
 
 def batches_of(cohort: Cohort, i: int, round: int, **options: Any) -> list[tuple[Tensor, Tensor]]:
     """The mini-batches of one client; that they are right is shown in the tests of batches below."""
-    return [(b.x[i, : b.counts[i]], b.y[i, : b.counts[i]]) for b in cohort.batches(round, **options) if i < len(b)]
+    return [(b.x[i, : b.counts[i]], b.y[i, : b.counts[i]]) for b in cohort.batches(at(round), **options) if i < len(b)]
 
 
 def trained_plainly(
@@ -181,7 +180,7 @@ def numbered(sizes: Sequence[int], merge: bool = False, **settings: int) -> Coho
 def seen(cohort: Cohort, i: int, round: int = 1, **options: Any) -> list[list[int]]:
     """The numbers of client i's samples, batch by batch."""
     found = []
-    for batch in cohort.batches(round, **options):
+    for batch in cohort.batches(at(round), **options):
         if i < len(batch):
             own = batch.x[i, : batch.counts[i]]
             assert (own[:, 0] == i).all()
@@ -236,8 +235,8 @@ def test_a_number_of_steps_is_taken_by_everyone_starting_over_as_often_as_needed
         found = seen(cohort, i, steps=steps)
         assert len(found) == steps
         per_pass = cohort.steps_of(n, size)
-        for at in range(0, steps - per_pass + 1, per_pass):
-            assert sorted(chain.from_iterable(found[at : at + per_pass])) == list(range(n))
+        for first in range(0, steps - per_pass + 1, per_pass):
+            assert sorted(chain.from_iterable(found[first : first + per_pass])) == list(range(n))
         assert len(set(chain.from_iterable(found[:per_pass]))) == sum(map(len, found[:per_pass]))
 
 
@@ -291,8 +290,8 @@ def test_passes_rounds_and_streams_are_shuffled_anew() -> None:
 def test_a_clients_batches_depend_on_its_name_and_on_no_one_else() -> None:
     cohort = numbered([20, 14, 9, 9], batch_size=4, epochs=2)
     expected = batches_of(cohort, 2, 1)
-    for others, at in (([2], 0), ([0, 2], 1), ([1, 2, 3], 1), ([2, 3], 0)):
-        for (x, y), (a, b) in zip(batches_of(cohort.take(others), at, 1), expected, strict=True):
+    for others, place in (([2], 0), ([0, 2], 1), ([1, 2, 3], 1), ([2, 3], 0)):
+        for (x, y), (a, b) in zip(batches_of(cohort.take(others), place, 1), expected, strict=True):
             assert torch.equal(x, a) and torch.equal(y, b)
     cohort.names = ("client-0", "client-1", "someone else", "client-3")
     assert any(not torch.equal(a, b) for (a, _), (b, _) in zip(batches_of(cohort, 2, 1), expected, strict=True))
@@ -484,7 +483,7 @@ def test_the_learning_rate_is_the_rounds() -> None:
     cohort, W, module = made(local=local)
     for round, lr in ((3, 0.1), (4, 0.01), (7, 0.001), (99, 0.0001)):
         plain, _ = trained_plainly(module, W[0], batches_of(cohort, 0, round), local, nn.CrossEntropyLoss(), lr=lr)
-        assert_same(cohort.fit(W, round)[:1], plain[None])
+        assert_same(cohort.fit(W, at(round))[:1], plain[None])
 
 
 def test_passes_may_be_asked_for() -> None:
@@ -514,13 +513,13 @@ def test_a_kept_optimiser_goes_on_where_each_client_stopped(optimiser: str) -> N
     local = Local(epochs=2, batch_size=5, optimiser=optimiser, lr=0.05, momentum=0.5 if optimiser == "sgd" else 0.0)
     cohort, W, module = made(local=local)
     kept: Optimiser = cohort.optimiser(W)
-    found = cohort.fit(cohort.fit(W, 1, optimiser=kept), at(2), optimiser=kept)
+    found = cohort.fit(cohort.fit(W, at(1), optimiser=kept), at(2), optimiser=kept)
     plain = [
         trained_plainly(module, W[i], batches_of(cohort, i, 1) + batches_of(cohort, i, 2), local, nn.CrossEntropyLoss())
         for i in range(len(cohort))
     ]
     assert_same(found, torch.stack([row for row, _ in plain]))
-    afresh = cohort.fit(cohort.fit(W, 1), at(2))
+    afresh = cohort.fit(cohort.fit(W, at(1)), at(2))
     assert (afresh - found).norm(dim=1).min() > 1e-4
 
 
@@ -528,7 +527,7 @@ def test_a_state_carried_from_round_to_round_is_a_kept_optimiser() -> None:
     """And side trainings, on streams of other names, neither use nor change it."""
     cohort, W, _ = made()
     kept = cohort.optimiser(W)
-    expected = cohort.fit(cohort.fit(W, 1, optimiser=kept), at(2), optimiser=kept)
+    expected = cohort.fit(cohort.fit(W, at(1), optimiser=kept), at(2), optimiser=kept)
     cohort.carried = Optimiser.fresh(cohort.local, W, cohort.layout.parameters)
     first = cohort.fit(W, at(1))
     aside = cohort.fit(first, at(2), stream="aside")
@@ -606,6 +605,42 @@ def test_without_batch_statistics_a_single_sample_is_a_batch() -> None:
     assert [list(b.counts) for b in cohort.batches(at(1), epochs=1)] == [[5, 5, 5], [5, 1], [1]]
 
 
+# Random numbers of a method's own
+
+
+def draws(cohort: Cohort, purpose: str = "noise") -> list[tuple[float, ...]]:
+    """What each row draws."""
+    return [tuple(torch.rand(5, generator=own, dtype=torch.float64).tolist()) for own in cohort.rng(purpose)]
+
+
+def test_every_row_has_random_numbers_by_its_seed_and_name_in_each_round_for_each_purpose() -> None:
+    cohort = replace(made("mlp", (9, 7, 5))[0], now=at(2))
+    own = draws(cohort)
+    others = [
+        draws(cohort, "mask"),
+        draws(replace(cohort, now=at(3))),
+        draws(replace(cohort, seed=cohort.seed + 1)),
+        draws(replace(cohort, names=("x", "y", "z"))),
+    ]
+    assert len(set(chain(own, *others))) == 15
+    assert draws(cohort) == draws(replace(cohort, now=at(2, of=80))) == own
+    assert [draws(cohort.take([i])) for i in range(3)] == [[row] for row in own]
+
+
+def test_rows_of_several_seeds_draw_what_they_draw_alone() -> None:
+    cohort = replace(made("mlp", (9, 7))[0], now=at(2))
+    both = replace(cohort.take([0, 0, 1, 1]), seeds=(3, 4, 3, 4))
+    alone = [draws(replace(cohort, seed=seed)) for seed in (3, 4)]
+    assert draws(both) == [alone[0][0], alone[1][0], alone[0][1], alone[1][1]]
+    assert draws(both.take([1, 2])) == [alone[1][0], alone[0][1]]
+
+
+def test_outside_of_a_round_there_are_no_random_numbers() -> None:
+    cohort, _, _ = made()
+    with pytest.raises(RuntimeError, match="Random numbers are a round's, and this cohort is in none"):
+        cohort.rng("noise")
+
+
 # All at once or one by one, all together or in parts
 
 
@@ -680,7 +715,7 @@ def test_dropout_is_drawn_anew_for_every_name_round_stream_and_step() -> None:
 
     def drawn(cohort: Cohort, round: int, stream: str, step: int) -> tuple[float, ...]:
         """What is dropped, seen in the gradient of one fixed batch."""
-        batch = list(cohort.batches(round, stream=stream))[step]
+        batch = list(cohort.batches(at(round), stream=stream))[step]
         G = cohort.execution.grad(W, Batch(x, y, [5], seeds=batch.seeds))[0]
         return tuple(G[0].tolist())
 
@@ -711,8 +746,8 @@ def test_the_gradients_of_mixed_outputs_are_those_of_two_modules(network: str, w
             trained = [p for m in (v, w) for p in m.parameters() if p.requires_grad]
             expected = torch.cat([g.flatten() for g in torch.autograd.grad(loss, trained)])
             assert_same(torch.cat([of_v[i], of_w[i]])[None], expected[None])
-    for rows, at in ((V, 0), (W, 1)):
-        assert_weights_and_statistics_same(cohort, rows, torch.stack([layout.row(p[at]) for p in pairs]))
+    for rows, side in ((V, 0), (W, 1)):
+        assert_weights_and_statistics_same(cohort, rows, torch.stack([layout.row(p[side]) for p in pairs]))
     assert torch.equal(V[:, :d], start[:, :d] * 1.1)
 
 
