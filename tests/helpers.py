@@ -92,6 +92,8 @@ class Watched(Simulation):
         self.holds: dict[int, dict[int, State]] = {}
         self.lost: dict[int, set[int]] = defaultdict(set)
         self.warnings: list[str] = []
+        self.before: tuple[State, State] = State(), State()
+        """Server and memory before newcomers come."""
         super().__init__(replace(assembly, method=_overheard(assembly.method, self)), writer, listener)
         self.listener.on_warning = self.warnings.append
         told = self.server.on_round
@@ -153,6 +155,10 @@ def _overheard(method: Any, run: Watched) -> Any:
             message = super().download(problem, server, clients, round)
             run.sent[round.number] = (clients.tolist(), copied(message))
             return message
+
+        def welcome(self, problem: Any, server: Any, round: Round) -> Any:
+            run.before = copied(server), copied(run.memory)
+            return super().welcome(problem, server, round)
 
         def update(self, problem: Any, server: Any, clients: Any, upload: Any, round: Round) -> Any:
             server = super().update(problem, server, clients, upload, round)

@@ -342,7 +342,7 @@ def test_a_run_on_disk_is_the_run_in_memory(tmp_path: Path, monkeypatch: pytest.
     memory = simulate(tmp_path, seven(), method=method, **SETTINGS)
     disk = simulate(tmp_path, seven(), method=method, weights="disk", **SETTINGS)
     same_runs(memory.writer.path, disk.writer.path)
-    for state, other in ((memory.server, disk.server), (memory.memory, disk.memory)):
+    for state, other in ((memory.server.state, disk.server.state), (memory.memory, disk.memory)):
         for name, tensor in state.items():
             assert torch.equal(tensor, dict(other.items())[name]), name
     kept = [*dict(disk.memory.items()).values(), *([disk.server.W] if method == "fedamp" else [])]
@@ -370,10 +370,10 @@ def test_rows_of_a_resumed_run_do_not_lie_in_its_checkpoint(tmp_path: Path, monk
     monkeypatch.setattr(Shelf, "LEAST", 1)
     run = watched(tmp_path, method="fedamp", weights="disk")
     first = advance(run.rounds())
-    assert first is not None and on_a_shelf(run.server.W, run.writer.path), "from the beginning"
+    assert first is not None and on_a_shelf(run.server.state.W, run.writer.path), "from the beginning"
     run = simulate(tmp_path, method="fedamp", weights="disk")
-    run._restore(Checkpoint.load(run.writer.checkpoint, run.config))
-    assert on_a_shelf(run.server.W, run.writer.path) and on_a_shelf(run.memory.personal, run.writer.path)
+    advance(run.rounds(Checkpoint.load(run.writer.checkpoint, run.config)))
+    assert on_a_shelf(run.server.state.W, run.writer.path) and on_a_shelf(run.memory.personal, run.writer.path)
 
 
 def test_weights_on_disk_are_for_the_cpu(tmp_path: Path) -> None:

@@ -25,11 +25,12 @@ from fedkin.base.state import State
 from fedkin.base.task import Task
 from fedkin.cli import terminal
 from fedkin.data.federation import Client, Federation
-from fedkin.engines import capacity, scores
+from fedkin.engines import capacity, handing
 from fedkin.engines.assembly import Assembly
 from fedkin.engines.capacity import OutOfMemory, Room
 from fedkin.engines.lockstep import run_together
-from fedkin.engines.simulation import Listener, RanOut, Simulation, within_memory
+from fedkin.engines.requests import RanOut, within_memory
+from fedkin.engines.simulation import Listener, Simulation
 from fedkin.engines.start import prepare, start
 from fedkin.runs.checkpoint import Checkpoint
 from fedkin.runs.config import merge
@@ -166,14 +167,14 @@ def test_memory_may_run_out_while_models_are_scored(tmp_path: Path) -> None:
 def test_memory_may_run_out_while_models_are_handed_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = simulate(tmp_path, eight(), method="fedamp", rounds=1)
     run = watched(tmp_path, eight(), method="fedamp", rounds=1)
-    inner = scores.all_outputs
+    inner = handing.all_outputs
 
     def outputs(execution: Any, samples: Any, model: Any) -> Any:
         if len(samples) > 4:
             raise torch.cuda.OutOfMemoryError("CUDA out of memory.")
         return inner(execution, samples, model)
 
-    monkeypatch.setattr(scores, "all_outputs", outputs)
+    monkeypatch.setattr(handing, "all_outputs", outputs)
     run.run()
     first, second = fedkin.Run(expected.writer.path), fedkin.Run(run.writer.path)
     assert [f.name for f in sorted(second.path.rglob("*"))] == [f.name for f in sorted(first.path.rglob("*"))]
@@ -281,8 +282,8 @@ def needs(monkeypatch: pytest.MonkeyPatch, run: Simulation, free: int) -> Room:
     rounds = run.rounds()
     next(rounds)
     rounds.close()
-    assert run.room is not None
-    return run.room
+    assert run.site.capacity.room is not None
+    return run.site.capacity.room
 
 
 @pytest.mark.parametrize("way", ["stacked", "one-by-one"])

@@ -175,8 +175,8 @@ def test_models_with_running_statistics_stacked_agree_to_rounding(tmp_path: Path
         simulation.run()
     lockstep.run_together(together, [None] * len(RATES))
     for a, b in zip(alone, together, strict=True):
-        assert close(a.server.W, b.server.W) and close(a.memory.personal, b.memory.personal)
-        assert not torch.equal(a.server.W, alone[0].server.W) or a is alone[0]
+        assert close(a.server.state.W, b.server.state.W) and close(a.memory.personal, b.memory.personal)
+        assert not torch.equal(a.server.state.W, alone[0].server.W) or a is alone[0]
 
 
 def test_layers_that_draw_random_numbers_draw_the_same(tmp_path: Path) -> None:
@@ -437,7 +437,7 @@ def test_training_and_models_look_at_the_settings_that_are_declared_and_at_no_ot
         assembly = ready(toy((13, 9, 6, 4), (0, 1, 0, 1)), method=name, settings=settings)
         simulation = begun(assembly, tmp_path / str(len(list(tmp_path.iterdir()))))
         for request in _requests(simulation):
-            (method, looked), now = watched(request.method), at(request.round, request.of)
+            (method, looked), now = watched(request.method), request.round
             _, memory = method.train(copy.copy(request.cohort), request.message, request.memory, now)
             method.models(request.cohort, request.message, memory, now)
             seen |= looked

@@ -15,10 +15,12 @@ import fedkin
 from fedkin import Run
 from fedkin.data.federation import Client, Federation
 from fedkin.data.preprocessing import Pixels
+from fedkin.engines.handing import HandOut
 from fedkin.engines.scores import Scores
 from fedkin.errors import FedkinError
 from fedkin.evidence.records import Line, ModelScores, Validation
 from fedkin.runs.config import merge
+from fedkin.runs.folder import Writer
 
 SETTINGS = merge(BASE, {"learning": {"metric": "auc"}, "data": {"validation": 0.3}})
 
@@ -88,37 +90,40 @@ def test_where_nobody_has_a_score_nothing_is_run(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
-def handed(**validation: list[float]) -> Scores:
-    scores = Scores(ready(toy((30, 26, 20, 14)), method="fedavg", data={"validation": 0.3}))
-    scores.validation = {name: torch.tensor(values) for name, values in validation.items()}
-    assert scores.assembly.cohort.validation.counts == (9, 8, 6, 4)
+def chosen(folder: Path, **validation: list[float]) -> list[str]:
+    """The models that four clients with so many validation samples are handed, by their scores on these."""
+    a = ready(toy((30, 26, 20, 14)), method="fedavg", data={"validation": 0.3})
+    counts = torch.tensor(a.cohort.validation.counts)
+    assert counts.tolist() == [9, 8, 6, 4]
     held = {name: Validation(mean=0.0, clients=tuple(values)) for name, values in validation.items()}
     models = {name: ModelScores(clients=(0.0,) * 4, validation=each) for name, each in held.items()}
-    scores.ahead = scores.look_back([Line(round=1, models=models)])
-    return scores
+    ahead = Scores(a.problem, counts).look_back([Line(round=1, models=models)], "global", 0, counts)
+    hand_out = HandOut(a, Writer.create(folder / "run", a.config), torch.full((4,), torch.inf), ahead)
+    rows = {name: a.problem.initial.repeat(4, 1) for name in validation}
+    found = {"validation": {name: torch.tensor(values) for name, values in validation.items()}}
+    hand_out.add([0, 1, 2, 3], dict(rows), found)
+    return hand_out.handed
 
 
-def chosen(scores: Scores) -> list[str]:
-    return [scores.best_model(client) for client in range(4)]
-
-
-def test_the_best_on_validation_data_is_handed_out_and_what_has_no_score_is_not() -> None:
+def test_the_best_on_validation_data_is_handed_out_and_what_has_no_score_is_not(tmp_path: Path) -> None:
     nan = float("nan")
     own: dict[str, Any] = {"global": [0.5, 0.5, nan, 0.9], "finetuned": [0.7, 0.5, 0.8, nan]}
-    assert chosen(handed(**own)) == ["finetuned", "global", "global", "global"]
+    assert chosen(tmp_path / "own", **own) == ["finetuned", "global", "global", "global"]
 
 
-def test_who_has_few_validation_samples_is_handed_what_is_clearly_better_for_all() -> None:
+def test_who_has_few_validation_samples_is_handed_what_is_clearly_better_for_all(tmp_path: Path) -> None:
     """FedAvg's one model where labels disagree: 46 %, where the fine-tuned have 79 %, and it was handed out."""
     everywhere: dict[str, Any] = {"global": [0.4, 0.5, 0.5, 0.5], "finetuned": [0.8, 0.8, 0.9, 0.5]}
-    assert chosen(handed(**everywhere)) == ["finetuned"] * 4
+    assert chosen(tmp_path / "everywhere", **everywhere) == ["finetuned"] * 4
     mixed: dict[str, Any] = {"global": [0.4, 0.9, 0.5, 0.0], "finetuned": [0.8, 0.6, 0.6, 1.0]}
-    assert chosen(handed(**mixed)) == ["finetuned", "global", "finetuned", "global"], "four samples tell nothing"
+    assert chosen(tmp_path / "mixed", **mixed) == ["finetuned", "global", "finetuned", "global"], (
+        "four samples tell nothing"
+    )
 
 
-def test_a_client_whose_own_samples_say_so_keeps_what_is_worse_for_the_others() -> None:
+def test_a_client_whose_own_samples_say_so_keeps_what_is_worse_for_the_others(tmp_path: Path) -> None:
     own: dict[str, Any] = {"global": [0.9, 0.5, 0.5, 0.5], "finetuned": [0.4, 0.6, 0.6, 0.6]}
-    assert chosen(handed(**own)) == ["global", "finetuned", "finetuned", "global"]
+    assert chosen(tmp_path / "own", **own) == ["global", "finetuned", "finetuned", "global"]
 
 
 def test_models_are_saved_with_their_preprocessing(tmp_path: Path) -> None:

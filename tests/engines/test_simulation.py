@@ -20,7 +20,6 @@ from helpers import (
     accuracy,
     batches,
     close,
-    copied,
     module_at,
     normed,
     ready,
@@ -573,19 +572,8 @@ def test_momentum_that_is_kept_is_rolled_back_with_a_lost_upload(tmp_path: Path)
 NOVEL = {"novel": 0.25}
 
 
-class Joined(Watched):
-    """A run with newcomers that keeps what there was before they came."""
-
-    def _newcomers(self) -> dict[str, Any]:
-        self.before = copied(self.server), copied(self.memory)
-        return super()._newcomers()
-
-
-def with_newcomers(folder: Path, **settings: Any) -> Joined:
-    assembly = ready(eight(), **settings)
-    run = Joined(assembly, Writer.create(folder / f"run-{len(list(folder.iterdir()))}", assembly.config))
-    run.run()
-    return run
+def with_newcomers(folder: Path, **settings: Any) -> Watched:
+    return simulate(folder, eight(), **settings)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -594,7 +582,7 @@ def test_newcomers_change_nothing_for_those_who_were_there(tmp_path: Path, metho
     (server, memory), known = run.before, run.a.problem.known
     assert known == 6 and len(run.problem) == 8
     for name, old in server.items():
-        new = dict(run.server.items())[name]
+        new = dict(run.server.state.items())[name]
         if method == "scaffold" and name == "c":
             assert close(new, old * 6 / 8, 1e-15)
         elif name in server.shared:
@@ -711,9 +699,9 @@ def test_fedamps_newcomers_look_for_kin_among_the_known_that_were_heard_from(
         for i in (6, 7):
             U[i] = sum(share * w for share, w in zip(kin_by_hand(W, hosts, i), W, strict=True))
     for at, i in enumerate((6, 7)):
-        assert close(run.server.xi[i], torch.tensor(kin_by_hand(W, hosts, i), dtype=torch.float64))
+        assert close(run.server.state.xi[i], torch.tensor(kin_by_hand(W, hosts, i), dtype=torch.float64))
         assert close(run.rows(8, "cloud")[at], U[i])
-    assert torch.equal(run.server.W[:6], server.W), "the closing exchange sends nothing back"
+    assert torch.equal(run.server.state.W[:6], server.W), "the closing exchange sends nothing back"
 
 
 def test_a_newcomer_whose_training_diverges_does_not_stand_in_the_way_of_the_next(tmp_path: Path) -> None:
@@ -734,7 +722,7 @@ def test_a_newcomer_whose_training_diverges_does_not_stand_in_the_way_of_the_nex
         assert torch.equal(models["cloud"][-1], u)  # type: ignore[index]
         assert run.lines[k]["models"]["cloud"]["clients"][1] == accuracy(run.a, 7, u)
     assert not torch.equal(run.sent[7][1].u[0], run.sent[7][1].u[1])
-    assert torch.isfinite(run.server.W).all() and run.server.heard.tolist() == [True] * 6 + [False, True]
+    assert torch.isfinite(run.server.state.W).all() and run.server.state.heard.tolist() == [True] * 6 + [False, True]
 
 
 def test_newcomers_find_their_group_and_are_better_off_than_alone(tmp_path: Path) -> None:
@@ -743,7 +731,7 @@ def test_newcomers_find_their_group_and_are_better_off_than_alone(tmp_path: Path
     for method in ("fedamp", "heurfedamp", "separate"):
         data = {"name": "digits", "split": "relabelled"}
         assembly = prepare(method=method, rounds=12, device=DEVICE.type, data=data, participation=NOVEL)
-        run = Joined(assembly, Writer.create(tmp_path / method, assembly.config))
+        run = Watched(assembly, Writer.create(tmp_path / method, assembly.config))
         run.run()
         known, groups = run.a.problem.known, run.a.problem.groups
         assert known == 15 and groups is not None
@@ -751,7 +739,7 @@ def test_newcomers_find_their_group_and_are_better_off_than_alone(tmp_path: Path
         means[method] = {name: table["mean"] for name, table in novel.items()}
         if method != "separate":
             for i in range(known, len(groups)):
-                others = run.server.xi[i, :known]
+                others = run.server.state.xi[i, :known]
                 assert others[groups[:known] == groups[i]].sum() / others.sum() > 0.8
     for method in ("fedamp", "heurfedamp"):
         assert means[method]["cloud"] > means["separate"]["personal"] + 0.02
@@ -764,7 +752,7 @@ def test_a_newcomer_to_a_group_that_nobody_knew_starts_from_the_initial_model(tm
     members = tuple(replace(c, group=1 if c.name == stranger else 0) for c in federation.clients)
     run = simulate(tmp_path, replace(federation, clients=members), method="groups", participation=NOVEL)
     assert torch.equal(run.sent[5][1].u[0], run.problem.initial)
-    assert run.server.xi[3].tolist() == [0.0, 0.0, 0.0, 1.0]
+    assert run.server.state.xi[3].tolist() == [0.0, 0.0, 0.0, 1.0]
 
 
 # ---- a method of one's own ----

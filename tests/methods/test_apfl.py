@@ -181,10 +181,10 @@ def test_a_model_of_mixed_outputs_is_scored_and_saved_whole(tmp_path: Path) -> N
         x, y = (part.to(DEVICE) for part in client.test)
         v, alpha = run.memories[3].v[i], float(run.memories[3].alpha[i])
         with torch.no_grad():
-            mixed = alpha * module_at(run.a, v)(x) + (1 - alpha) * module_at(run.a, run.server.w)(x)
+            mixed = alpha * module_at(run.a, v)(x) + (1 - alpha) * module_at(run.a, run.server.state.w)(x)
         right = int((mixed.argmax(1) == y).sum())
         assert run.lines[4]["models"]["personal"]["clients"][i] == right / len(y)
-        assert run.lines[4]["models"]["global"]["clients"][i] == accuracy(run.a, i, run.server.w)
+        assert run.lines[4]["models"]["global"]["clients"][i] == accuracy(run.a, i, run.server.state.w)
 
 
 @pytest.mark.parametrize("mix", WAYS)

@@ -390,7 +390,7 @@ def test_newcomers_attend_to_their_nearest_too(tmp_path: Path, method: str) -> N
         participation={"novel": 0.25},
         settings={"top": 1, "weight_on_others": "attention"},
     )
-    xi, W, known = run.server.xi, run.server.W, run.problem.known
+    xi, W, known = run.server.state.xi, run.server.state.W, run.problem.known
     assert known == 6
     moved = W - W[:known].mean(0)
     for i in (6, 7):
@@ -434,7 +434,7 @@ def test_a_single_client_trains_near_its_own_model(tmp_path: Path, method: str, 
     run = simulate(tmp_path, toy((7,)), method=method, settings={"init": init})
     for k in (2, 3):
         assert torch.equal(run.rows(k, "cloud"), run.rows(k - 1, "personal"))
-    assert run.server.xi.tolist() == [[1.0]]
+    assert run.server.state.xi.tolist() == [[1.0]]
 
 
 # ---- where clients start ----

@@ -137,7 +137,7 @@ def test_groups_is_fedavg_run_on_each_group_alone(tmp_path: Path, precision: str
 
 def test_the_collaboration_of_groups_is_what_their_averages_weigh(tmp_path: Path) -> None:
     run = simulate(tmp_path, toy((13, 9, 8, 6, 5, 4), GROUPS), method="groups", rounds=2)
-    xi, uploads = run.server.xi, run.memories[2].finetuned
+    xi, uploads = run.server.state.xi, run.memories[2].finetuned
     assert close(xi.sum(1), torch.ones(6, dtype=torch.float64), 1e-14)
     assert close(xi @ uploads, run.rows(3, "cloud"), 1e-12)
 

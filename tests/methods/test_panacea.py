@@ -17,14 +17,12 @@ from fedkin.base.settings import ConfigError
 from fedkin.base.state import Server, State
 from fedkin.data.federation import Federation
 from fedkin.engines.assembly import Assembly
-from fedkin.engines.simulation import Requests
 from fedkin.maths.hypernetworks import GraphHypernetwork
 from fedkin.methods._method import Method
 from fedkin.methods._problem import Problem
 from fedkin.methods.panacea import Panacea
 from fedkin.methods.panacea_gn import PanaceaGN
 from fedkin.runs.config import resolve
-from fedkin.runs.folder import Writer
 
 SIX = (13, 9, 8, 6, 5, 4)
 EDGES = ((0, 1), (0, 2), (1, 2), (2, 3), (3, 4), (0, 4), (4, 5))
@@ -333,25 +331,14 @@ def test_running_statistics_stay_with_the_client(tmp_path: Path) -> None:
         for i in range(6):
             assert torch.equal(after[i], before[i]) != (i in run.took_part(k))
         assert torch.equal(run.rows(k, "generated")[:, d:], after), "what was trained with last"
-    assert len(run.server.offset) == d
+    assert len(run.server.state.offset) == d
 
 
 # ---- newcomers ----
 
 
-class Joined(Watched):
-    """A run with newcomers that keeps the server as it was before they came."""
-
-    def _newcomers(self) -> Requests[dict[str, Any]]:
-        self.before = copied(self.server)
-        return super()._newcomers()
-
-
-def with_newcomers(folder: Path, federation: Federation, **settings: Any) -> Joined:
-    assembly = ready(federation, participation={"novel": 0.34, "novel_exchanges": 0}, **settings)
-    run = Joined(assembly, Writer.create(folder / f"run-{len(list(folder.iterdir()))}", assembly.config))
-    run.run()
-    return run
+def with_newcomers(folder: Path, federation: Federation, **settings: Any) -> Watched:
+    return simulate(folder, federation, participation={"novel": 0.34, "novel_exchanges": 0}, **settings)
 
 
 def held_out(federation: Federation) -> list[int]:
@@ -383,14 +370,14 @@ def test_training_knows_nothing_of_who_is_held_out(tmp_path: Path, method: str) 
 def test_newcomers_are_served_in_four_ways(tmp_path: Path) -> None:
     federation = related(weights=True)
     run = with_newcomers(tmp_path, federation, method="panacea", settings={**SMALL, **SERVER})
-    method, before, problem = run.a.method, run.before, run.a.problem
+    method, before, problem = run.a.method, run.before[0], run.a.problem
     assert isinstance(method, Panacea) and problem.graph is not None
     network = method.network(SMALL["embedding"], len(before.offset)).to(before.psi)
     nn.utils.vector_to_parameters(before.psi[0], network.parameters())
     fresh = ready(federation, method="panacea", settings=SMALL)
     rows = dict(zip(fresh.problem.names, begun(fresh).embeddings, strict=True))
     untrained = torch.stack([rows[name] for name in problem.names[4:]])
-    assert torch.equal(run.server.embeddings[4:], untrained), "as if they had been there from the start"
+    assert torch.equal(run.server.state.embeddings[4:], untrained), "as if they had been there from the start"
     means, blends = [], []
     with torch.no_grad():
         theta = network(before.embeddings, problem.graph[:4, :4])[0] + before.offset
@@ -422,7 +409,7 @@ def test_a_newcomer_without_a_known_neighbour_gets_the_mean_over_all(tmp_path: P
     graph[new[0], new[1]] = graph[new[1], new[0]] = 1
     run = with_newcomers(tmp_path, replace(federation, graph=graph), method="panacea", settings=SMALL)
     four = torch.arange(4, device=DEVICE)
-    known = run.a.method.download(run.a.problem, run.server, four, moment(run.a, 5)).generated
+    known = run.a.method.download(run.a.problem, run.server.state, four, moment(run.a, 5)).generated
     assert close(run.rows(5, "neighbours"), known.mean(0).expand(2, -1))
 
 
@@ -431,15 +418,15 @@ def test_known_clients_keep_their_weights_when_newcomers_are_there(tmp_path: Pat
     run = with_newcomers(tmp_path, related(), method="panacea", settings=SMALL)
     last = run.rows(4, "generated")
     method, problem, now = run.a.method, run.a.problem, moment(run.a, 5)
-    known = method.download(problem, run.server, torch.tensor([1, 3], device=DEVICE), now)
+    known = method.download(problem, run.server.state, torch.tensor([1, 3], device=DEVICE), now)
     assert list(known) == ["generated"] and same(known.generated, last[[1, 3]])
-    mixed = method.download(problem, run.server, torch.tensor([0, 2, 5], device=DEVICE), now)
+    mixed = method.download(problem, run.server.state, torch.tensor([0, 2, 5], device=DEVICE), now)
     for name, rows in mixed.items():
         assert same(rows[:2], last[[0, 2]]), name
         assert same(rows[2], run.rows(5, name)[1]), name
-    for name, tensor in run.before.items():
-        now = dict(run.server.items())[name]
-        assert torch.equal(now if name in run.before.shared else now[:4], tensor), name
+    for name, tensor in run.before[0].items():
+        now = dict(run.server.state.items())[name]
+        assert torch.equal(now if name in run.before[0].shared else now[:4], tensor), name
 
 
 # ---- what fits, and what suits ----

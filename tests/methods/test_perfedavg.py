@@ -230,7 +230,7 @@ def test_newcomers_get_the_global_model_and_adapt_it(tmp_path: Path) -> None:
     w, x, y = run.servers[4].w, *run.a.federation.clients[3].train
     assert torch.equal(run.rows(5, "global")[0], w)
     assert close(run.rows(5, "adapted")[0], w - ALPHA * gradient(run.a, w, x, y))
-    assert torch.equal(run.server.w, w)
+    assert torch.equal(run.server.state.w, w)
 
 
 # ---- running statistics ----

@@ -165,7 +165,7 @@ def test_a_personal_classifier_never_leaves_its_client(tmp_path: Path, model: An
     assert head.tolist() == list(range(n, layout.parameters))
     own = run.problem.initial[kept].repeat(6, 1)
     for k in (1, 2, 3):
-        assert run.sent[k][1].generated.shape == (6, n) and len(run.server.offset) == n
+        assert run.sent[k][1].generated.shape == (6, n) and len(run.server.state.offset) == n
         assert run.lines[k]["bytes_down"] == 6 * n * 8 and run.lines[k]["bytes_up"] == 3 * n * 8
         after = run.memories[k].personal[:, kept]
         assert [not torch.equal(after[i], own[i]) for i in range(6)] == [i in run.took_part(k) for i in range(6)]
@@ -209,7 +209,7 @@ def test_newcomers_get_what_is_written_for_their_own_for_a_mean_and_for_no_embed
     path = torch.diag(torch.ones(5), 1)
     federation = replace(toy(SIX), graph=path + path.T)
     run = simulate(tmp_path, federation, method="pfedhn", settings=SMALL, participation={"novel": 0.34})
-    server, network = run.server, MLPHypernetwork(5, 16, 3, len(run.server.offset)).to(run.server.psi)
+    server, network = run.server, MLPHypernetwork(5, 16, 3, len(run.server.state.offset)).to(run.server.state.psi)
     nn.utils.vector_to_parameters(server.psi[0], network.parameters())
     drawn = [
         torch.randn(5, generator=at(0, seed=0).rng("embedding", n), dtype=torch.float64) for n in run.problem.names[4:]

@@ -187,7 +187,7 @@ def test_newcomers_train_a_personal_model_near_the_global_one(tmp_path: Path) ->
     participation = {"novel": 0.25, "novel_exchanges": 2}
     run = simulate(tmp_path, method="pfedme", participation=participation, local={"epochs": 5})
     w = run.servers[4].w
-    assert torch.equal(run.rows(5, "global")[0], w) and torch.equal(run.server.w, w)
+    assert torch.equal(run.rows(5, "global")[0], w) and torch.equal(run.server.state.w, w)
     steps = 3 * run.a.cohort.step_counts()[3] // 5
     assert close(run.rows(5, "personal")[0], one_round(run.a, 3, 5, w, steps, DEFAULTS)[1])
 

@@ -202,7 +202,7 @@ def test_running_statistics_are_spread_like_the_rest_and_not_held(tmp_path: Path
     settings = {"regulariser": way}
     run = simulate(tmp_path, related(APART), model=normed, method="sfl", settings=settings, rounds=2)
     d = run.problem.layout.parameters
-    assert close(run.rows(3, "cloud"), run.server.xi @ run.memories[2].personal, 1e-12)
+    assert close(run.rows(3, "cloud"), run.server.state.xi @ run.memories[2].personal, 1e-12)
     a = run.a
     g = a.problem.initial.repeat(6, 1)
     far = g.clone()
@@ -226,7 +226,7 @@ def test_newcomers_get_the_mean_of_the_neighbours_that_were_there_or_the_global_
     expected = torch.stack([(U[0] + 3 * U[2]) / 4, g])
     assert close(run.rows(5, "cloud"), expected, 1e-12)
     assert torch.equal(run.rows(5, "global"), g.expand(2, -1))
-    assert close(run.server.xi[4:], torch.tensor([[0.25, 0, 0.75, 0, 0, 0], [0.25] * 4 + [0, 0]]).double(), 1e-14)
+    assert close(run.server.state.xi[4:], torch.tensor([[0.25, 0, 0.75, 0, 0, 0], [0.25] * 4 + [0, 0]]).double(), 1e-14)
     for i in range(2):
         assert close(run.rows(5, "personal")[i], trained_near(run.a, 4 + i, g, expected[i], 5))
 
@@ -352,5 +352,7 @@ def test_an_interrupted_run_that_learns_its_graph_goes_on_as_if_nothing_had_been
 
 def test_newcomers_come_to_a_learned_graph_by_the_given_one(tmp_path: Path) -> None:
     run = simulate(tmp_path, related(PATH), method="sfl", settings={"learned": True}, participation={"novel": 0.34})
-    assert torch.equal(run.server.xi[:4, :4], run.servers[4].xi) and torch.equal(run.server.U[:4], run.servers[4].U)
-    assert close(run.server.xi.sum(1), torch.ones(6, dtype=torch.float64), 1e-12)
+    assert torch.equal(run.server.state.xi[:4, :4], run.servers[4].xi) and torch.equal(
+        run.server.state.U[:4], run.servers[4].U
+    )
+    assert close(run.server.state.xi.sum(1), torch.ones(6, dtype=torch.float64), 1e-12)

@@ -107,7 +107,7 @@ def test_the_cloud_model_that_is_scored_is_the_one_that_is_heeded(tmp_path: Path
 @pytest.mark.parametrize("weight", [0.5, "attention"])
 def test_where_the_weight_is_given_nobody_is_asked(tmp_path: Path, weight: object) -> None:
     run = simulate(tmp_path, method="fedamp", settings={"weight_on_others": weight})
-    assert (run.server.trust == 1).all()
+    assert (run.server.state.trust == 1).all()
     size = run.problem.layout.size * 8 * len(run.problem)
     assert run.lines[2]["bytes_up"] == run.lines[2]["bytes_down"] == size
 
@@ -129,8 +129,8 @@ def test_a_newcomer_without_kin_keeps_to_itself_and_one_with_kin_does_not(tmp_pa
             break
     run = simulate(tmp_path, federation, method=method, seed=seed, **settings)
     alone = simulate(tmp_path, federation, method="separate", seed=seed, **settings)
-    weight = dict(zip(names, (1 - run.server.xi.diagonal())[8:].tolist(), strict=True))
-    trust = dict(zip(names, run.server.trust[8:].tolist(), strict=True))
+    weight = dict(zip(names, (1 - run.server.state.xi.diagonal())[8:].tolist(), strict=True))
+    trust = dict(zip(names, run.server.state.trust[8:].tolist(), strict=True))
     assert trust.pop("silo-10") == 0 and weight.pop("silo-10") <= _trust.LEAST
     assert min(trust.values()) >= _trust.STRANGERS and min(weight.values()) > 10 * _trust.LEAST
     at = names.index("silo-10")
@@ -174,7 +174,7 @@ def test_a_number_to_be_told_and_a_loner_that_learns_slowly(
     """While it knew no more than the strangers did it was mixed with them, and so it never came to know more."""
     federation = regression([1.0] * 6 + [lone], target)
     run, alone = (simulate(tmp_path, federation, method=name, **SLOW) for name in (method, "separate"))
-    weight = 1 - run.server.xi.diagonal()
+    weight = 1 - run.server.state.xi.diagonal()
     assert weight[6] <= _trust.LEAST
     assert (weight[:6] > 0.3).all()
     losses = [torch.tensor(next(iter(each.lines[20]["models"].values()))["clients"]) for each in (run, alone)]
@@ -197,7 +197,7 @@ def test_loners_who_tell_numbers_do_not_find_each_other(tmp_path: Path, method: 
     settings = {"precision": "float32", "rounds": 40, "local": {"epochs": 2, "batch_size": 16, "lr": 0.003}}
     settings |= {"model": {"name": "mlp", "settings": {"hidden": [32]}}, "data": {"validation": 0.1}}
     run, alone = (simulate(tmp_path, federation, method=name, **settings) for name in (method, "separate"))
-    weight = 1 - run.server.xi.diagonal()
+    weight = 1 - run.server.state.xi.diagonal()
     assert (weight[4:] < 0.05).all() and (weight[:4] > 0.3).all()
     losses = [torch.tensor(next(iter(each.lines[40]["models"].values()))["clients"]) for each in (run, alone)]
     assert (losses[0][4:] < 1.2 * losses[1][4:]).all()
@@ -224,7 +224,7 @@ def test_strangers_who_know_what_is_frequent_are_strangers(tmp_path: Path, metho
     settings |= {"data": {"validation": 0.1}}
     federation = rare([kin] * 5 + others)
     run, alone = (simulate(tmp_path, federation, method=name, **settings) for name in (method, "separate"))
-    weight = 1 - run.server.xi.diagonal()
+    weight = 1 - run.server.state.xi.diagonal()
     assert (weight[5:] <= _trust.LEAST).all() and (weight[:5] > 0.2).all() and weight[:5].median() > 0.5
     scores = [torch.tensor(next(iter(each.lines[25]["models"].values()))["clients"]) for each in (run, alone)]
     assert (scores[0][5:] > scores[1][5:] - 0.03).all()

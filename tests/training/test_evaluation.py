@@ -14,7 +14,7 @@ from fedkin.base.state import State
 from fedkin.base.task import Task, metric_named
 from fedkin.data.federation import Client, Federation
 from fedkin.engines.assembly import Assembly
-from fedkin.engines.scores import Scores
+from fedkin.engines.scores import Scores, scored
 from fedkin.training import evaluation
 from fedkin.training.cohort import Samples
 from fedkin.training.evaluation import Model, Predictor, evaluate, evaluate_all
@@ -91,9 +91,10 @@ def test_all_models_together_have_the_scores_of_each_by_itself(
     a = assembled(kind, way)
     chosen = torch.tensor(clients, device=DEVICE)
     own = {n: m[chosen] if isinstance(m, Tensor) else m.take(chosen) for n, m in MODELS[models](a).items()}
-    scores = Scores(a)
-    scores.add(clients, own)
-    for book, samples in ((scores.test, a.test), (scores.validation, a.cohort.validation)):
+    scores = Scores(a.problem, torch.tensor(a.cohort.validation.counts))
+    scores.add(clients, scored(a, clients, own))
+    books = scores.books
+    for book, samples in ((books["test"], a.test), (books["validation"], a.cohort.validation)):
         assert list(book) == list(own)
         for name, model in own.items():
             assert same(book[name][clients], one_by_one(a, samples.take(clients), model))

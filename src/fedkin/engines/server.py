@@ -84,6 +84,8 @@ class Server:
         self.untrained: dict[str, tuple[float, ...]] = {}
         """What needs no federation scores at each known client, by name."""
         self.novel: Novel | None = None
+        self.ahead: dict[str, float] = {}
+        """By how much each model is ahead of the headline over all clients: what is known when the last are sent."""
 
     def meet(self, hello: Hello) -> None:
         """Every client says what has to be known of it."""
@@ -164,11 +166,9 @@ class Server:
         started, self.idle = time.perf_counter(), 0.0
         everyone = list(range(len(self.problem)))
         lines = read_lines(self.recorder.writer.path / "rounds.jsonl")
-        ahead = self.scores.look_back(lines, self.method.headline, self.config.patience, self.telling)
+        self.ahead = self.scores.look_back(lines, self.method.headline, self.config.patience, self.telling)
         behind = self.attendance.behind(lines[-1]) if self.method.remembers == "finetuned" else []
-        parcel = self._parcel(
-            round, everyone, behind, everyone, sent=False, save=self.chooser is None, ahead=ahead, spare=False
-        )
+        parcel = self._parcel(round, everyone, behind, everyone, sent=False, save=self.chooser is None, spare=False)
         reply = yield from _answered(parcel)
         loss, diverged = self._looked_at(reply, round)
         self.scores.add(reply.scored, reply.found)
@@ -221,8 +221,10 @@ class Server:
             self._looked_at(reply, round)
             arrived = [i for i, good in enumerate(reply.good) if good]
             self.scores.add(reply.scored, reply.found)
+            self.held |= {newcomers[i]: round for i in arrived}
             self._update(newcomers, arrived, reply, round)
             self._record_novel(round)
+            yield News(dict(self.held))
         last = first + exchanges
         epochs = 1 + self.config.participation.novel_exchanges - exchanges
         reply = yield from _answered(
@@ -255,7 +257,6 @@ class Server:
         sent: bool = True,
         epochs: int = 1,
         save: bool = False,
-        ahead: dict[str, float] | None = None,
     ) -> Parcel:
         numbers = torch.tensor(clients, device=self.device)
         message: Message = self._for_all(
@@ -264,7 +265,7 @@ class Server:
         check_rows(self.config.method, message, len(clients), "download")
         bounds = tuple(self.bounds[clients].tolist())
         now = Round(round, self.config.rounds)
-        return Parcel(now, message, clients, train, score, epochs, sent, spare, bounds, save, ahead=ahead or {})
+        return Parcel(now, message, clients, train, score, epochs, sent, spare, bounds, save, ahead=self.ahead)
 
     def _looked_at(self, reply: Reply, round: int) -> tuple[float | None, list[int]]:
         """The mean training loss of those whose training came to a sound end, and who diverged; which is told."""
