@@ -337,7 +337,7 @@ def test_a_round_is_what_a_plain_loop_a_client_gives(local: Local, network: str,
         expected.append(row)
         losses.append(loss)
     assert_weights_and_statistics_same(cohort, found, torch.stack(expected))
-    mean = cohort.mean_loss()
+    mean = cohort.ledger.mean_loss()
     assert mean is not None and mean.tolist() == pytest.approx(losses, rel=1e-9)
 
 
@@ -528,14 +528,14 @@ def test_a_state_carried_from_round_to_round_is_a_kept_optimiser() -> None:
     cohort, W, _ = made()
     kept = cohort.optimiser(W)
     expected = cohort.fit(cohort.fit(W, at(1), optimiser=kept), at(2), optimiser=kept)
-    cohort.carried = Optimiser.fresh(cohort.local, W, cohort.layout.parameters)
+    cohort.ledger.optimiser = Optimiser.fresh(cohort.local, W, cohort.layout.parameters)
     first = cohort.fit(W, at(1))
     aside = cohort.fit(first, at(2), stream="aside")
     assert same(cohort.fit(first, at(2)), expected)
-    assert all(same(t, getattr(kept.state, n)) for n, t in cohort.carried.items())
-    cohort.carried = None
+    assert all(same(t, getattr(kept.state, n)) for n, t in cohort.ledger.optimiser.items())
+    cohort.ledger.optimiser = None
     assert same(cohort.fit(first, at(2), stream="aside"), aside)
-    assert cohort.carried is None
+    assert cohort.ledger.optimiser is None
 
 
 def test_a_round_leaves_its_start_alone_and_models_share_no_memory() -> None:
@@ -817,9 +817,9 @@ def test_curvature_is_of_the_first_rows_those_in_the_batch(way: str) -> None:
 
 def test_there_is_no_mean_loss_before_a_gradient() -> None:
     cohort, W, _ = made()
-    assert cohort.mean_loss() is None
+    assert cohort.ledger.mean_loss() is None
     cohort.fit(W, at(1))
-    assert cohort.take([0]).mean_loss() is None
+    assert cohort.take([0]).ledger.mean_loss() is None
 
 
 # Evaluation

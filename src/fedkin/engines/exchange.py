@@ -195,7 +195,8 @@ def to_bytes(what: Hello | Parcel | Reply | Handed | News) -> bytes:
     """As a safetensors file, whose metadata hold everything that is no tensor."""
     tensors: dict[str, Tensor] = {}
     told = {"kind": type(what).__name__, **{name: _told(value, name, tensors) for name, value in vars(what).items()}}
-    return bytes(save({n: t.detach().cpu().contiguous() for n, t in tensors.items()}, {"told": json.dumps(told)}))
+    apart = {n: t.detach().cpu().contiguous().clone() for n, t in tensors.items()}  # no two may share their memory
+    return bytes(save(apart, {"told": json.dumps(told)}))
 
 
 def from_bytes(content: bytes, device: torch.device | None = None) -> Any:

@@ -40,6 +40,21 @@ class Listener:
     stop: Callable[[], bool] = lambda: False
 
 
+def server_of(
+    assembly: Assembly,
+    writer: Writer,
+    tell: Callable[[str], None] = lambda sentence: None,
+    on_round: Callable[[Line], None] = lambda line: None,
+    shelf: mapped_rows.Shelf | None = None,
+) -> Server:
+    """The server of a run: it takes nothing of an assembly that is of the clients' data."""
+    known, config, method = assembly.known_problem(), assembly.config, assembly.method
+    direction = 1 if known.task.metric.higher_is_better else -1
+    recorder = Recorder(writer, len(known), direction, method.headline)
+    silent = frozenset(i for i, client in enumerate(assembly.federation.clients) if client.silent)
+    return Server(config, method, assembly.problem, known, silent, recorder, tell, on_round, shelf)
+
+
 BEFORE = "as before it was resumed"
 
 
@@ -50,20 +65,14 @@ class Simulation:
         self.a, self.writer, self.config = assembly, writer, assembly.config
         self.listener = listener or Listener()
         self.shelf = mapped_rows.shelf_for(self.config.weights, writer.path, assembly.device)
-        known = assembly.known_problem()
-        direction = 1 if known.task.metric.higher_is_better else -1
-        self.recorder = Recorder(writer, len(known), direction, assembly.method.headline)
-        self.server = Server(
-            self.config,
-            assembly.method,
-            assembly.problem,
-            known,
-            frozenset(i for i, client in enumerate(assembly.federation.clients) if client.silent),
-            self.recorder,
+        self.server = server_of(
+            assembly,
+            writer,
             lambda sentence: self.listener.on_warning(sentence),
             lambda line: self.listener.on_round(line),
             self.shelf,
         )
+        self.recorder = self.server.recorder
         self.site = Site(
             assembly,
             range(len(assembly.problem)),

@@ -27,7 +27,7 @@ from .exchange import Handed, Hello, News, Parcel, Reply
 from .handing import HandOut
 from .keeping import Keeper
 from .requests import RanOut, Request, Requests, within_memory
-from .scores import Found, joined, scored
+from .scores import BOOKS, Found, joined, scored
 
 Tell = Callable[[str], None]
 
@@ -70,11 +70,14 @@ class Site:
         held = a.cohort.validation
         part = self.config.participation
         missed = part.dropped > 0 or part.score != "all"
-        rows = {"initial": a.problem.initial.expand(len(self.clients), -1)}
-        initial = scored(a, self.clients, rows) if missed and self.clients else {}
-        if initial and len(everyone) > len(self.clients):  # of newcomers there is nothing to carry forward
-            gap = torch.full((len(everyone) - len(self.clients),), torch.nan, dtype=torch.float64)
-            initial = {b: {n: torch.cat([t.double(), gap]) for n, t in each.items()} for b, each in initial.items()}
+        initial: Found = {}
+        if missed:
+            rows = {"initial": a.problem.initial.expand(len(self.clients), -1)}
+            known = scored(a, self.clients, rows) if self.clients else {}
+            nothing = torch.full((len(everyone),), torch.nan, dtype=torch.float64)
+            initial = {book: {"initial": nothing.clone()} for book in BOOKS}
+            for book, models in known.items():  # of newcomers there is nothing to carry forward
+                initial[book]["initial"][: len(self.clients)] = models["initial"].double()
         return Hello(
             clients=everyone,
             validation=torch.tensor([held.counts[c] for c in everyone]),
