@@ -345,7 +345,7 @@ def test_a_run_on_disk_is_the_run_in_memory(tmp_path: Path, monkeypatch: pytest.
     for state, other in ((memory.server.state, disk.server.state), (memory.memory, disk.memory)):
         for name, tensor in state.items():
             assert torch.equal(tensor, dict(other.items())[name]), name
-    kept = [*dict(disk.memory.items()).values(), *([disk.server.W] if method == "fedamp" else [])]
+    kept = [*dict(disk.memory.items()).values(), *([disk.server.state.W] if method == "fedamp" else [])]
     assert all(on_a_shelf(tensor, disk.writer.path) for tensor in kept), "or this test would prove nothing"
     assert {p.name for p in disk.writer.path.iterdir()} == {p.name for p in memory.writer.path.iterdir()}
 

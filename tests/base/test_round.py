@@ -54,3 +54,12 @@ def test_numbers_leave_torchs_own_alone() -> None:
 def test_where_rows_may_be_of_several_seeds_a_round_has_no_numbers_and_says_who_has() -> None:
     with pytest.raises(RuntimeError, match=r"several seeds: cohort\.rng\(purpose\) gives a generator for each row\.$"):
         at(1).rng("cut", "north")
+
+
+def test_a_round_is_not_compared_with_a_number() -> None:
+    """A method of the first edition would take it for one, and never be told yes."""
+    assert Round(2, 3) == Round(2, 3) != Round(2, 4)
+    with pytest.raises(TypeError, match="ask for round.number == 2"):
+        assert Round(2, 3) == 2
+    with pytest.raises(TypeError):
+        assert Round(2, 3) > 1  # type: ignore[operator]

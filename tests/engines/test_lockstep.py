@@ -175,8 +175,8 @@ def test_models_with_running_statistics_stacked_agree_to_rounding(tmp_path: Path
         simulation.run()
     lockstep.run_together(together, [None] * len(RATES))
     for a, b in zip(alone, together, strict=True):
-        assert close(a.server.state.W, b.server.state.W) and close(a.memory.personal, b.memory.personal)
-        assert not torch.equal(a.server.state.W, alone[0].server.W) or a is alone[0]
+        assert close(a.server.state.W, b.server.state.W) and close(a.site.memory.personal, b.site.memory.personal)
+        assert not torch.equal(a.server.state.W, alone[0].server.state.W) or a is alone[0]
 
 
 def test_layers_that_draw_random_numbers_draw_the_same(tmp_path: Path) -> None:

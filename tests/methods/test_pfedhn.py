@@ -209,7 +209,7 @@ def test_newcomers_get_what_is_written_for_their_own_for_a_mean_and_for_no_embed
     path = torch.diag(torch.ones(5), 1)
     federation = replace(toy(SIX), graph=path + path.T)
     run = simulate(tmp_path, federation, method="pfedhn", settings=SMALL, participation={"novel": 0.34})
-    server, network = run.server, MLPHypernetwork(5, 16, 3, len(run.server.state.offset)).to(run.server.state.psi)
+    server, network = run.server.state, MLPHypernetwork(5, 16, 3, len(run.server.state.offset)).to(run.server.state.psi)
     nn.utils.vector_to_parameters(server.psi[0], network.parameters())
     drawn = [
         torch.randn(5, generator=at(0, seed=0).rng("embedding", n), dtype=torch.float64) for n in run.problem.names[4:]

@@ -85,13 +85,14 @@ def held_near(anchor: Tensor, strength: float, form: Form) -> Proximal | None:
     return Proximal(anchor, torch.full_like(anchor[:, :1], 1 / strength), form == "exact")
 
 
-def check_proximal(form: Form, local: Local, rounds: int, beta: Callable[[int], float], named: str = "beta") -> None:
+def check_proximal(form: Form, local: Local, rounds: int, beta: Callable[[Round], float], named: str = "beta") -> None:
     """Raises ValueError where SGD on the gradient of ||w - u||^2 / (2 beta_k) would diverge in a round k of the run."""
     if form == "exact" or local.optimiser != "sgd":
         return
     # Of a quadratic with curvature 1 / beta: heavy-ball momentum bears more than plain steps do, Nesterov's less.
     limit = 2 * (1 + local.momentum) / (1 + 2 * local.momentum * local.nesterov)
-    steps = [(local.lr_at(k, rounds), max(beta(k), sys.float_info.min)) for k in range(1, rounds + 1)]
+    every = [Round(k, rounds) for k in range(1, rounds + 1)]
+    steps = [(local.lr_at(k.number, rounds), max(beta(k), sys.float_info.min)) for k in every]
     k = next((k for k, (rate, held) in enumerate(steps, 1) if rate / held > limit), None)
     if k is not None:
         rate, held = steps[k - 1]

@@ -48,9 +48,7 @@ class FedAMP(StartOfEach):
     def check(self, problem: Problem, local: Local) -> None:
         _theory.check(self.mode, self.attention, self.sigma, self.top)
         check_per_client(problem.names, self.weight_on_others, self.beta)
-        _shared.check_proximal(
-            self.proximal, local, problem.rounds, lambda k: float(self._beta(problem, Round(k, problem.rounds)).min())
-        )
+        _shared.check_proximal(self.proximal, local, problem.rounds, lambda k: float(self._beta(problem, k).min()))
         self.looked_at(problem, problem.initial[None])  # refuses layers that the model does not have
 
     def begin(self, problem: Problem, round: Round) -> Server:
