@@ -46,6 +46,25 @@ def test_a_number_is_a_mark_however_it_is_written(mark, cells):
     assert categories(read({"a": cells}), "a", [mark]) == [None, None, "12"]
 
 
+@pytest.mark.parametrize("mark", [-999, "-999", "-999.0", "-999,0"])
+@pytest.mark.parametrize("gap", ["-999,0", "-999", "-999,000"])
+def test_a_number_is_a_mark_where_numbers_have_decimal_commas(mark, gap):
+    table = read({"a": ["3,5", gap, "0,125", "2"]})
+    np.testing.assert_array_equal(numbers(table, "a", ["NA", mark]), [3.5, np.nan, 0.125, 2])
+    assert categories(table, "a", [mark]) == ["3,5", None, "0,125", "2"]
+    np.testing.assert_array_equal(numbers(read({"a": [gap, "1,5"]}), "a", [mark]), [np.nan, 1.5])
+
+
+def test_a_gap_alone_is_one_as_new_rows_may_have_it():
+    np.testing.assert_array_equal(numbers(read({"a": ["-999,0"]}), "a", [-999]), [np.nan])
+    assert categories(read({"a": ["-999,0"]}), "a", [-999]) == [None]
+
+
+def test_a_mark_is_none_where_commas_may_part_thousands_or_words():
+    assert values(read({"a": ["1,234", "5,678"]}), "a", [1.234]) == ["1,234", "5,678"]
+    assert categories(read({"a": ["1,5", "a,b"]}), "a", [1.5]) == ["1,5", "a,b"]
+
+
 def test_a_column_that_is_not_all_numbers_keeps_its_texts_and_truths():
     assert values(read({"a": ["1", "b", None, True]}), "a") == [1.0, "b", None, True]
 

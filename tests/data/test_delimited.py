@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import csv
 import io
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.csv
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -155,3 +159,35 @@ def test_a_large_file_becomes_a_federation_in_about_the_time_that_python_takes_t
     seconds = time.process_time() - started
     assert sum(c.samples for c in found.clients) > 130_000
     assert seconds < allowed
+
+
+# ---- what is left to Arrow's threads ----
+
+
+def table_of(rows: int, path: Path) -> Path:
+    path.write_text("site,age,ill\n" + "".join(f"{'abc'[i % 3]},{i},{i % 2}\n" for i in range(rows)))
+    return path
+
+
+def test_arrows_threads_read_memory_that_is_arrows_own(tmp_path, monkeypatch):
+    """They let go of it when they like, also when Python is about to end; of Python's own memory they could not."""
+    path, before, held = table_of(100_000, tmp_path / "t.csv"), pa.total_allocated_bytes(), []
+    real = pyarrow.csv.read_csv
+
+    def watched(source, *rest):
+        held.append(pa.total_allocated_bytes() - before)
+        return real(source, *rest)
+
+    monkeypatch.setattr(pyarrow.csv, "read_csv", watched)
+    assert delimited.read(path).rows == 100_000
+    assert len(held) == 1 and held[0] >= path.stat().st_size
+
+
+@pytest.mark.slow
+def test_a_process_that_ends_right_after_reading_ends_as_it_wants_to(tmp_path):
+    """As after a refusal; it takes several to meet the moment, each a process that reads for the first time."""
+    path = table_of(3000, tmp_path / "t.csv")
+    ends = "import sys; from pathlib import Path; from fedkin.data import delimited; delimited.read(Path(sys.argv[1]))"
+    typed = [sys.executable, "-c", f"{ends}; sys.exit(2)", str(path)]
+    ended = [subprocess.run(typed, capture_output=True, text=True, timeout=120) for _ in range(10)]
+    assert [(process.returncode, process.stderr) for process in ended] == [(2, "")] * 10

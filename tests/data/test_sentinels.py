@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import Generator
 
 from fedkin.data import sentinels
 from fedkin.data.federation import Federation
+from fedkin.data.preprocessing import from_json
 from fedkin.engines import start
 from fedkin.runs import options
 
@@ -38,7 +42,7 @@ def with_code(values: np.ndarray, code: float, share: float = 0.06, seed: int = 
     return coded
 
 
-def notes(frame: pd.DataFrame, **more: Any) -> list[str]:
+def notes(frame: pd.DataFrame | Path, **more: Any) -> list[str]:
     return [note for note in Federation.from_table(frame, "clinic", "ill", **more).notes if "missing" in note]
 
 
@@ -51,6 +55,27 @@ def test_a_code_is_told_with_its_column_how_often_and_what_to_type():
         f"Column 'chol' is -999 in 12 of 200 rows, and {low:g} to {high:g} in the others. If that means missing, "
         "declare it: --missing-in '{chol = [-999]}' (table.missing_in = {chol = [-999]})."
     )
+
+
+@pytest.mark.parametrize("declared", [["--missing", "-999"], ["--missing-in", "{chol = [-999], dose = [-999]}"]])
+def test_a_code_with_a_decimal_comma_is_declared_by_the_same_words(tmp_path, declared):
+    """As pandas writes it, decimal=',': '-999,0'. It was trained on, and the note advised what had been typed."""
+    frame = clinics(chol=with_code(chol() + 0.5, -999.0), dose=with_code(chol(seed=4) / 7, -999.0))
+    frame.to_csv(tmp_path / "commas.csv", sep=";", decimal=",", index=False)
+    assert ";-999,0" in (tmp_path / "commas.csv").read_text()
+    (note,) = notes(tmp_path / "commas.csv")
+    typed = re.search(r"--missing-in '(.*?)' \(", note)
+    assert typed
+    for words in (declared, ["--missing-in", typed[1]]):
+        said = options.parse(words)["table"]
+        assert notes(tmp_path / "commas.csv", **said) == []
+        tables = (tmp_path / "commas.csv", frame)
+        found, plain = (Federation.from_table(table, "clinic", "ill", **said) for table in tables)
+        for ours, theirs in zip(found.clients, plain.clients, strict=True):
+            torch.testing.assert_close(ours.train, theirs.train)
+        prepared = from_json(json.loads(json.dumps(found.clients[0].preprocessing.to_json())))
+        asked = [prepared.read({"age": ["60"], "chol": [gap], "dose": ["20,5"]}) for gap in ("-999,0", "-999", None)]
+        assert [row.isnan().tolist() for row in asked] == 3 * [[[False, True, False]]], "also in new rows"
 
 
 def test_what_is_advised_can_be_typed_and_leaves_nothing_to_tell():

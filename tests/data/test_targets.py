@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,52 @@ def test_what_is_advised_can_be_typed(tmp_path: Path):
         ready = start.prepare(options.parse([*words, "--task", task]))
         assert ready.problem.task.kind == task
         assert not any("taken as classes" in warning for warning in ready.warnings)
+
+
+def doses(units: dict[str, float], rows: int = 60, code: float | None = None) -> pd.DataFrame:
+    """Silos of one law, whose amounts to predict are multiplied."""
+    rng = np.random.default_rng(0)
+    silo, x = np.repeat(list(units), rows), rng.normal(size=rows * len(units))
+    dose = (150 + 70 * x + rng.normal(0, 30, len(x))) * np.repeat(list(units.values()), rows)
+    if code is not None:
+        dose[rows // 2 : rows] = code
+    return pd.DataFrame({"silo": silo, "x": x, "dose": dose})
+
+
+@pytest.mark.parametrize("scale_target", ["auto", "none"])
+def test_a_target_in_another_unit_is_told_with_the_silo_and_the_factor(scale_target: str):
+    """Glucose in mmol/l in one silo: alone, too, it suffered by the scale of the others, and no word was said."""
+    found = Federation.from_table(
+        doses({"mmol": 0.0555, "north": 1, "south": 1, "west": 1}), "silo", "dose", scale_target=scale_target
+    )
+    (note,) = [note for note in found.notes if "'dose'" in note]
+    words = re.fullmatch(
+        r"The target 'dose' has a deviation of ([\d.]+) in mmol \(([\d.]+) times less\), and of ([\d.]+) in other "
+        r"silos\. If that is another unit, bring it to one: amounts to predict have one scale for all silos, also "
+        r"alone and with --statistics own, and those of the smaller unit are hardly learned\.",
+        note,
+    )
+    assert words, note
+    own, factor, others = map(float, words.groups())
+    assert others / own == pytest.approx(factor, rel=0.01) and factor == pytest.approx(1 / 0.0555, rel=0.25)
+
+
+def test_all_silos_with_another_unit_are_named():
+    units = {"a": 0.05, "b": 1, "c": 1, "d": 30, "e": 1}
+    (note,) = [n for n in Federation.from_table(doses(units), "silo", "dose").notes if "'dose'" in n]
+    assert re.search(r"of [\d.]+ in a \([\d.]+ times less\), [\d.e+]+ in d \([\d.]+ times more\), and of", note)
+
+
+@pytest.mark.parametrize("units", [{"a": 1}, {"a": 1, "b": 1}, {"a": 0.5, "b": 1, "c": 2}])
+def test_nothing_is_told_of_targets_in_one_unit(units: dict[str, float]):
+    assert not any("'dose'" in note for note in Federation.from_table(doses(units), "silo", "dose").notes)
+
+
+def test_codes_for_a_gap_are_not_told_as_another_unit():
+    (note,) = [
+        n for n in Federation.from_table(doses({"a": 1, "b": 1}, code=-9999), "silo", "dose").notes if "'dose'" in n
+    ]
+    assert "is -9999 in 30 of 120 rows" in note
 
 
 def test_whole_numbers_of_arrays_that_a_table_would_take_for_amounts_are_told():

@@ -622,6 +622,17 @@ def test_the_words_say_how_seeds_were_put_together() -> None:
     assert "seeds" not in joining_words(worth_joining([Made("separate", ALONE), Made("fedamp", JOINED)]))
 
 
+def test_the_words_say_where_all_seeds_test_the_same_samples() -> None:
+    """As a column of folds has it: three seeds looked like three samples of the patients."""
+    said = joining_words(worth_joining(two_seeds(0)))
+    assert (
+        "Values are means over 2 seeds, all of which test the same 151 of the silos’ samples: what is said over seeds "
+        "says nothing of other test samples."
+    ) in said  # 3 × 40 + 31
+    assert "together" not in said
+    assert "all of which" not in joining_words(worth_joining(two_seeds(1)))
+
+
 # ---- what cannot be answered ----
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -287,12 +289,22 @@ def test_under_attack_the_last_round_counts(tmp_path: Path) -> None:
     assert cell is not None and cell.ours == pytest.approx(50.0)
 
 
+GOOD = '"column": "mnist", "run": "fedavg", "seed": 0, "factor": null, "precision": "float32", "headline": "global"'
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         ("{", "cannot be read"),
         ("{}", "is no result: column, run, seed or factor is missing"),
         ('{"column": "emnist", "run": "fedavg", "seed": 0, "factor": null}', "says that it is emnist-fedavg-seed0"),
+        (f'{{{GOOD}, "models": 3}}', "is no result: its models have no scores"),
+        (f'{{{GOOD}, "models": {{}}}}', "is no result: its models have no scores"),
+        (f'{{{GOOD}, "models": {{"global": {{"curve": 0.5}}}}}}', "is no result: its models have no scores"),
+        (
+            f'{{{GOOD}, "models": {{"global": {{"curve": [1], "best": ["x"], "last": [1]}}}}}}',
+            "is no result: its models have no scores",
+        ),
     ],
 )
 def test_a_damaged_result_is_named(tmp_path: Path, content: str, said: str) -> None:
@@ -301,7 +313,25 @@ def test_a_damaged_result_is_named(tmp_path: Path, content: str, said: str) -> N
     path.write_text(content, encoding="utf-8")
     with pytest.raises(ConfigError, match=said) as error:
         Reproduced(tmp_path).cell("fedamp-table3", "fedavg", "mnist")
-    assert str(path) in str(error.value)
+    assert str(path) in str(error.value) and "Delete it, and its cell is run again." in str(error.value)
+
+
+def test_where_one_is_told_a_damaged_result_is_left_out(tmp_path: Path) -> None:
+    made_up(tmp_path, Job("fedamp-table3", "mnist", "fedavg"))
+    (tmp_path / "fedamp-table3" / "emnist-fedavg-seed0.json").write_text('{"models": 3}', encoding="utf-8")
+    lines, tell = heard()
+    found = Reproduced(tmp_path, tell)
+    assert found.cell("fedamp-table3", "fedavg", "mnist") is not None
+    assert found.cell("fedamp-table3", "fedavg", "emnist") is None
+    assert len(lines) == 1 and "emnist-fedavg-seed0.json is no result" in lines[0]
+
+
+def test_cells_and_runs_are_counted(tmp_path: Path) -> None:
+    """A cell has a number as soon as one of its seeds is there; the queue may want more."""
+    made_up(tmp_path, Job("panacea-attack", "fl60-30", "fedavg"))
+    found = Reproduced(tmp_path)
+    assert found.done("panacea-attack") == (1, 66)
+    assert found.runs_done("panacea-attack") == (1, 6 * 10 * 5)
 
 
 # ---- the results of the repository ----
@@ -334,11 +364,90 @@ def test_the_command_shows_ours_beside_theirs(command: Callable[..., int], here:
     assert command("papers") == 0
     said = capsys.readouterr().out
     assert all(name in said for name in published.names()) and "0 of 68" in said
+    assert f"There are no results in {here / 'results'}" in said.replace("\n", "")
     assert command("papers", TABLE) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "What the paper leaves open" in said and "compcars cannot be had here" in said
     assert command("papers", "fedamp-table33") == 2
     assert command("reproduce", TABLE, "--only", "fl61") == 2
+
+
+def test_papers_counts_runs_and_goes_on_where_a_result_is_damaged(
+    command: Callable[..., int], here: Path, capsys: Any
+) -> None:
+    made_up(here / "results", Job("panacea-attack", "fl60-30", "fedavg"))
+    (here / "results" / "panacea-attack" / "fl60-40-fedavg-seed0.json").write_text("{", encoding="utf-8")
+    assert command("papers") == 0
+    said, warned = capsys.readouterr()
+    assert "1 of 66" in said and "1 of 300" in said and "There are no results" not in said
+    assert "fl60-40-fedavg-seed0.json cannot be read" in warned
+
+
+@pytest.mark.parametrize("place", ["a-file", "a-file/inside"])
+def test_a_folder_that_cannot_be_made_is_told_before_anything_is_run(
+    command: Callable[..., int], here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    (here / "a-file").write_text("here", encoding="utf-8")
+    monkeypatch.setattr(study, "_carry_out", lambda *given: pytest.fail("it was run"))
+    assert command("reproduce", TABLE, "--only", "fl60/fedavg", "--out", here / place) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"The folder {here / place} cannot be made" in said and "--out" in said
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ((TABLE, "--only", "compcars"), "compcars cannot be had here: The pictures are given out on request only"),
+        (("--only", "compcars"), "compcars cannot be had here: The pictures are given out on request only"),
+        (("fedamp-table3", "--scale", "small", "--only", "cifar100"), "has mnist, fmnist, emnist, and no cifar100"),
+        (("fedamp-cifar100", "--scale", "small"), "fedamp-cifar100 has no small scale"),
+    ],
+)
+def test_where_there_is_nothing_to_run_it_is_said_why(
+    command: Callable[..., int], here: Path, capsys: Any, words: tuple[str, ...], said: str
+) -> None:
+    assert command("reproduce", *words) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "There is nothing to run" in told and said in told
+
+
+@needs_data
+def test_a_column_without_data_among_others_is_told(here: Path) -> None:
+    lines, tell = heard()
+    reproduce(Wanted(TABLE, "fl60/fedavg,compcars", seeds=1, rounds=1, device="cpu"), tell)
+    assert any("compcars cannot be had here" in line for line in lines)
+
+
+@needs_data
+def test_the_line_of_a_run_has_the_score_of_its_table(here: Path) -> None:
+    lines, tell = heard()
+    found = reproduce(Wanted("panacea-attack", "fl60-30/fedavg", seeds=1, rounds=3, device="cpu"), tell)
+    cell = found.cell("panacea-attack", "fedavg", "fl60-30")
+    assert cell is not None
+    assert any(f"FedAvg {cell.ours:.1f} % in the last round" in line for line in lines), lines
+
+
+@needs_data
+def test_stopped_by_hand_what_was_done_is_kept_and_said(
+    command: Callable[..., int], here: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticking = study._progress
+
+    def progress(config: Any, tell: Any) -> Callable[[Any], None]:
+        def on_round(line: Any) -> None:
+            if line.round == 2:
+                os.kill(os.getpid(), signal.SIGINT)
+
+        return on_round
+
+    monkeypatch.setattr(study, "_progress", progress)
+    words = ("reproduce", TABLE, "--only", "fl60/fedavg,fl60/separate", "--seeds", "1", "--rounds", "4")
+    assert command(*words) == 130
+    said = " ".join(" ".join(capsys.readouterr()).split())
+    assert "Stopped after round 2 of 4; everything is saved." in said and "the same command goes on" in said
+    monkeypatch.setattr(study, "_progress", ticking)
+    assert command(*words) == 0
+    assert "goes on after round 2" in " ".join(capsys.readouterr().out.split())
 
 
 @needs_data

@@ -10,11 +10,12 @@ import typer
 from rich.markup import escape
 from rich.table import Column, Table
 
+from ..engines.simulation import Interrupted
 from ..papers import published
 from ..studies import reproduce as study
 from ..studies.reproduced import Reproduced
 from .app import Out, app
-from .terminal import out
+from .terminal import err, interruptible, out
 
 
 class Scale(StrEnum):
@@ -34,13 +35,19 @@ def papers(
     results: Annotated[Path, typer.Option(help="Folder of the result files.")] = study.RESULTS,
 ) -> None:
     """The papers' tables that can be reproduced, and how much of each is done."""
-    found = Reproduced(results)
+    found = Reproduced(results, lambda said: err.print(said, style="yellow", markup=False, highlight=False))
+    if not found.results:
+        out.print(f"There are no results in {results.resolve()}; --results names another folder.", markup=False)
     if name is None:
-        table = Table(Column("table", no_wrap=True), "what", "source", Column("cells done", justify="right"))
+        right = [Column(head, justify="right", no_wrap=True) for head in ("cells done", "runs done")]
+        table = Table(Column("table", no_wrap=True), "what", "source", *right)
         for each in published.names():
-            whole, (done, cells) = published.table(each), found.done(each)
-            table.add_row(each, escape(whole.title), escape(whole.source), f"{done} of {cells}")
+            whole, counts = published.table(each), (found.done(each), found.runs_done(each))
+            table.add_row(
+                each, escape(whole.title), escape(whole.source), *(f"{done} of {all_}" for done, all_ in counts)
+            )
         out.print(table)
+        out.print("A cell is done as soon as one of its seeds is; the queue wants up to five of them.")
         out.print("One of them: `fedkin papers fedamp-table3`. What is missing: `fedkin reproduce fedamp-table3`.")
         return
     whole = published.table(name)
@@ -74,8 +81,12 @@ def reproduce(
     go to results/; those of a small scale or of other rounds, which are other experiments, to runs/reproduce/results/.
     """
     wanted = study.Wanted(name, only, seeds, rounds, minutes, scale.value, folder, device.value)
-    found = study.reproduce(wanted, lambda said: out.print(escape(said), soft_wrap=True, highlight=False))
+    with interruptible() as stop:
+        found = study.reproduce(wanted, lambda said: out.print(escape(said), soft_wrap=True, highlight=False), stop)
+        stopped = stop()
     out.print(f"\n{study.told(wanted, found)}", markup=False, soft_wrap=True, highlight=False)
     left = [job for job in wanted.jobs if not found.has(job)]
     if left:
         out.print(f"\n{len(left)} of {len(wanted.jobs)} runs are still to do.", highlight=False)
+    if stopped:
+        raise Interrupted("Stopped. What was done is kept; the same command goes on.")

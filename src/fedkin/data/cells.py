@@ -25,10 +25,10 @@ class Marks:
     """What stands for a missing value in a column."""
 
     def __init__(self, marks: Iterable[Mark]) -> None:
-        given = list(marks)
-        self.texts = {mark.strip() for mark in given if isinstance(mark, str)}
-        values = (number(mark) if isinstance(mark, str) else float(mark) for mark in given)
-        self.numbers = {value for value in values if value is not None}
+        given = [mark.strip() if isinstance(mark, str) else float(mark) for mark in marks]
+        self.texts = {mark for mark in given if isinstance(mark, str)}
+        values = (_without_commas([mark], [_read(mark)])[0] for mark in given)
+        self.numbers = {value for value in values if isinstance(value, float)}
 
     def __contains__(self, cell: object) -> bool:
         if isinstance(cell, str):
@@ -43,6 +43,12 @@ def number(text: str) -> float | None:
     except ValueError:
         return None
     return value if math.isfinite(value) and "_" not in text else None
+
+
+def _read(cell: Any) -> Any:
+    """A text that is a number as this number; all else as it is."""
+    value = number(cell) if isinstance(cell, str) else None
+    return cell if value is None else value
 
 
 def values(table: Table, column: str, missing: Sequence[Mark] = ()) -> Numbers | list[Any]:
@@ -60,13 +66,10 @@ def values(table: Table, column: str, missing: Sequence[Mark] = ()) -> Numbers |
         if plain is not None:
             return np.where(np.isin(plain, list(marks.numbers)), np.nan, plain)
     different, codes = coded(cells)
-    meant: list[Any] = []
     for i, cell in enumerate(different):
         if isinstance(cell, float) and math.isinf(cell):
             _refuse_infinity(table, column, int((codes == i).argmax()))
-        as_number = number(cell) if isinstance(cell, str) else None
-        meant.append(None if cell in marks else cell if as_number is None else as_number)
-    meant = _without_commas(different, meant)
+    meant = _meant(different, marks)
     if all(value is None or isinstance(value, float) for value in meant):
         return np.array([*(np.nan if value is None else value for value in meant), np.nan])[codes]
     return _chosen([*meant, None], codes)
@@ -86,6 +89,13 @@ def _chosen(different: Sequence[Any], codes: NDArray[np.int64]) -> list[Any]:
     table = np.empty(len(different), dtype=object)
     table[:] = different
     return table[codes].tolist()  # type: ignore[no-any-return]
+
+
+def _meant(different: Sequence[Any], marks: Marks) -> list[Any]:
+    """What each of a column's different cells is: a number, None for a gap, or what it was. A number stands for a gap
+    also where it has a decimal comma, '-999,0' for -999: which is known only when the whole column was looked at."""
+    meant = _without_commas(different, [None if cell in marks else _read(cell) for cell in different])
+    return [None if value in marks else value for value in meant]
 
 
 def _without_commas(different: Sequence[Any], meant: list[Any]) -> list[Any]:
@@ -156,8 +166,8 @@ def coded_categories(
     else:
         different, codes = coded(cells)
     names: list[str | None] = []
-    for i, cell in enumerate(different):
-        if cell is None or cell != cell or cell in marks:
+    for i, (cell, meant) in enumerate(zip(different, _meant(different, marks), strict=True)):
+        if meant is None or cell != cell:
             names.append(None)
             continue
         if isinstance(cell, float) and math.isinf(cell):

@@ -298,24 +298,25 @@ def _other_units(
     for i, column in enumerate(columns):
         if isinstance(column, Category) or column.name in coded:
             continue
-        own = {client: raw[rows, i] for client, rows in train.items()}
-        spread = {
-            client: float(np.nanstd(values))
-            for client, values in own.items()
-            if len(np.unique(values[~np.isnan(values)])) > SEVERAL
-        }
-        if len(spread) < 2:
-            continue
-        usual = float(np.median(list(spread.values())))
-        for client, deviation in spread.items():
-            if usual > 0 and deviation > 0 and not 1 / APART < deviation / usual < APART:
-                others = float(np.median([each for name, each in spread.items() if name != client]))
-                told.append(
-                    f"Column {column.name!r} has a deviation of {deviation:.3g} in {client}, and of {others:.3g} in "
-                    "other silos. If that is another unit, bring it to one; --statistics own scales each by itself."
-                )
-                break
+        far, others = apart(raw[:, i], train)
+        if far:
+            theirs = some([f"{deviation:.3g} in {client}" for client, deviation in far.items()])
+            told.append(
+                f"Column {column.name!r} has a deviation of {theirs}, and of {others:.3g} in other silos. If that is "
+                "another unit, bring it to one; --statistics own scales each by itself."
+            )
     return told
+
+
+def apart(values: Numbers, train: Mapping[str, Rows]) -> tuple[dict[str, float], float]:
+    """The silos in whose training rows numbers spread far more, or far less, than in the others: their deviations, and
+    the others' median one. values: (n,), NaN where missing."""
+    own = {client: values[rows][~np.isnan(values[rows])] for client, rows in train.items()}
+    spread = {client: float(np.std(known)) for client, known in own.items() if len(np.unique(known)) > SEVERAL}
+    spread = {client: deviation for client, deviation in spread.items() if 0 < deviation < np.inf}
+    usual = float(np.median(list(spread.values()))) if spread else 1.0
+    far = {c: deviation for c, deviation in spread.items() if not 1 / APART < deviation / usual < APART}
+    return far, float(np.median([deviation for c, deviation in spread.items() if c not in far] or [usual]))
 
 
 def _one_value(values: Numbers, train: Mapping[str, Rows]) -> dict[float, list[str]]:

@@ -217,8 +217,8 @@ def _fast(text: str, separator: str) -> tuple[list[str], list[Texts]] | None:
     import pyarrow as pa
     from pyarrow import csv as arrow
 
-    content = text.encode()
-    if not _plainly_quoted(content, separator):
+    content = _of_arrow(text.encode())
+    if not _plainly_quoted(np.frombuffer(content, np.uint8), separator):
         return None
     first = re.split(r"[\r\n]", text.lstrip("\r\n"), maxsplit=1)[0]
     try:
@@ -237,9 +237,22 @@ def _fast(text: str, separator: str) -> tuple[list[str], list[Texts]] | None:
     return [name.strip() for name in header], [Texts(column) for column in found.slice(1).columns]
 
 
-def _plainly_quoted(content: bytes, separator: str) -> bool:
+def _of_arrow(content: bytes) -> Any:
+    """A copy in memory that is Arrow's own, and not Python's.
+
+    `read_csv` returns before its threads have let go of what they read. To let go of what is Python's, a thread waits
+    for its turn in Python, and if Python ends meanwhile, as it does right after a refusal, the process is aborted: exit
+    code 134 in place of 2. apache/arrow's issue 49942 describes it; pyarrow 26.0.1 still does it.
+    """
+    import pyarrow as pa
+
+    copy = pa.allocate_buffer(len(content))
+    np.frombuffer(copy, np.uint8)[:] = np.frombuffer(content, np.uint8)
+    return copy
+
+
+def _plainly_quoted(data: NDArray[np.uint8], separator: str) -> bool:
     """Whether quotation marks, if there are any, stand around whole cells of one line: nothing to differ about."""
-    data = np.frombuffer(content, np.uint8)
     marks = np.flatnonzero(data == ord('"'))
     if not len(marks) or len(marks) % 2:
         return not len(marks)

@@ -299,7 +299,7 @@ class _Silos:
         known = strata is not None and lived is None
         labels = (np.array(task.class_names)[strata] if task.class_names else strata) if known else None
         told += self.rows.notes(parts, test_fraction, validation, labels)
-        told += targets.notes(self.table, self.settings, task) if lived is None else []
+        told += targets.notes(self.table, self.settings, task, train) if lived is None else []
         task = replace(task, inputs=(len(unfitted.inputs),))
         return Federation(
             name,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..base.task import METRICS, Task
 from . import cells, sentinels
-from .columns import FEW, Rows, marks, refuse_gaps
+from .columns import FEW, Rows, apart, marks, refuse_gaps, some
 from .preprocessing import Statistics, TableSettings
 from .table import Numbers, Table, TableError
 
@@ -106,12 +106,28 @@ def _target(table: Table, settings: TableSettings) -> Numbers | list[Any]:
 # ---- what is told ----
 
 
-def notes(table: Table, settings: TableSettings, task: Task) -> list[str]:
-    """What may surprise: classes that may be amounts, classes that are nearly the same, gaps among amounts."""
+def notes(table: Table, settings: TableSettings, task: Task, train: Mapping[str, Rows]) -> list[str]:
+    """What may surprise: classes that may be amounts, classes that are nearly the same, gaps among amounts, amounts in
+    another unit. train: each silo's rows."""
     assert settings.target is not None
     if task.kind == "regression":
-        return sentinels.of_the_target(settings.target, np.asarray(_target(table, settings), dtype=np.float64))
+        amounts = np.asarray(_target(table, settings), dtype=np.float64)
+        return sentinels.of_the_target(settings.target, amounts) or _other_units(settings.target, amounts, train)
     return _counted(task.class_names, settings) + _alike(task.class_names)
+
+
+def _other_units(target: str, amounts: Numbers, train: Mapping[str, Rows]) -> list[str]:
+    """Silos whose amounts spread far more, or far less, than those of the others."""
+    far, others = apart(amounts, train)
+    if not far:
+        return []
+    factors = {c: f"{max(others / d, d / others):.3g} times {'less' if d < others else 'more'}" for c, d in far.items()}
+    theirs = some([f"{deviation:.3g} in {client} ({factors[client]})" for client, deviation in far.items()])
+    return [
+        f"The target {target!r} has a deviation of {theirs}, and of {others:.3g} in other silos. If that is another "
+        "unit, bring it to one: amounts to predict have one scale for all silos, also alone and with --statistics own, "
+        "and those of the smaller unit are hardly learned."
+    ]
 
 
 def _counted(classes: Sequence[str], settings: TableSettings) -> list[str]:

@@ -146,6 +146,8 @@ class Joining:
     silos: tuple[Silo, ...]
     by_patient: bool = False
     """Whether there are several seeds, and it is known which of a silo's samples each tested."""
+    same_samples: bool = False
+    """Whether it is, and they are the same in all seeds, as where a column says which rows are for testing."""
 
     @property
     def together(self) -> Estimate:

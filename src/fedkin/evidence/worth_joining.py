@@ -92,8 +92,22 @@ def worth_joining(members: Members, best: Best, metric: str | None = None) -> Jo
             )
         )
     by_patient = known and len(seeds) > 1
-    higher = measure.higher_is_better
-    return Joining(measure.name, higher, method, chosen_by, seeds, tuple(_tested_together(silos)), by_patient)
+    return Joining(
+        measure.name,
+        measure.higher_is_better,
+        method,
+        chosen_by,
+        seeds,
+        tuple(_tested_together(silos)),
+        by_patient,
+        same_samples=by_patient and all(len({_numbers(seed, client) for seed in then}) == 1 for client in clients),
+    )
+
+
+def _numbers(seed: Outputs, client: str) -> frozenset[int]:
+    """Which of its samples a silo was tested on; none, where it was a newcomer."""
+    rows = seed.of(client).rows if client in seed.clients else None
+    return frozenset() if rows is None else frozenset(rows.tolist())
 
 
 def _with_nothing(

@@ -1,15 +1,15 @@
 """What the papers claim about experiments, from claims.toml, and whether it holds here.
 
 A claim has a `rule`, comparisons of cells of reproduced tables that are judged as soon as the cells exist, or an
-`answer` that a page or a test of the repository gives, or both: then the answer stands until a cell is reached. Words
-such as "clearly" or "level" have become numbers in the rules: those are ours.
+`answer` that a page or a test of the repository gives, or both: then the answer stands alone until a cell is reached,
+and beside the rule's from then on. Words such as "clearly" or "level" have become numbers in the rules: those are ours.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import resources
 from itertools import product
 from typing import Any, Literal, get_args
@@ -96,24 +96,34 @@ def claims() -> list[Claim]:
 
 
 def answered(claim: Claim, lookup: Lookup) -> Answer:
-    """By the rule, as far as its cells are reached; else what the file says; else not reached yet.
+    """By the rule, as far as its cells are reached, and by what the file says; else not reached yet.
 
-    The claim holds if all columns do (or `enough`), and does not if none of those that are reached does; otherwise, and
-    where all that are reached hold but some are missing, it holds in part.
+    Where the two do not agree the claim holds in part, and both say why. By its rule a claim holds if all columns do
+    (or `enough`), and does not if none of those that are reached does; otherwise, and where all that are reached hold
+    but some are missing, it holds in part.
     """
-    found = [(column, _judged(each, column, lookup)) for each in claim.rule for column in each.columns]
-    reached = [(column, *judged) for column, judged in found if judged is not None]
+    found = [(column, each.rows, _judged(each, column, lookup)) for each in claim.rule for column in each.columns]
+    reached = [(column, *judged) for column, _, judged in found if judged is not None]
     if not reached:
-        return claim.answer or Answer("not reached yet", "No cell of the tables that would tell is reached.")
+        none = "No cell of the tables that would tell is reached."
+        if claim.answer is None:
+            return Answer("not reached yet", none)
+        return replace(claim.answer, because=f"{claim.answer.because} {none}") if claim.rule else claim.answer
     right = [f"{column} ({told})" for column, holds, told in reached if holds]
     wrong = [f"{column} ({told})" for column, holds, told in reached if not holds]
-    missing = sorted({column for column, judged in found if judged is None and not column.startswith(UNAVAILABLE)})
-    closed = sorted({column for column, judged in found if judged is None and column.startswith(UNAVAILABLE)})
+    there = {column for column, *_ in reached}
+    empty = {column + (f" ({', '.join(rows)})" if column in there else "") for column, rows, j in found if j is None}
+    closed = sorted(column for column in empty if column.startswith(UNAVAILABLE))
+    missing = sorted(empty - set(closed))
     enough = len(found) if claim.enough is None else claim.enough
     word: Word = "holds" if len(right) >= enough else "holds in part" if right else "does not hold"
     parts = [("so it is on", right), ("not on", wrong), ("not reached:", missing), ("not to be had here:", closed)]
     because = "; ".join(f"{said} {', '.join(each)}" for said, each in parts if each)
-    return Answer(word, f"{because[0].upper()}{because[1:]}." + (f" {claim.note}" if claim.note else ""))
+    because = f"{because[0].upper()}{because[1:]}." + (f" {claim.note}" if claim.note else "")
+    if claim.answer is None or claim.answer.word in ("not reached yet", "cannot be tested here"):
+        return Answer(word, because)
+    agreed: Word = word if word == claim.answer.word else "holds in part"
+    return Answer(agreed, f"{because} {claim.answer.because}", claim.answer.where)
 
 
 def _judged(comparison: Comparison, column: str, lookup: Lookup) -> tuple[bool, str] | None:

@@ -23,6 +23,13 @@ Settings = dict[str, Any]
 Unit = Literal["%", "1e-3", "1"]
 SCALE: Mapping[str, float] = {"%": 100.0, "1e-3": 1000.0, "1": 1.0}
 """By what a score is multiplied to be shown in its unit."""
+SCORED: Mapping[str, str] = {
+    "best": "at its best round on test data",
+    "validated": "at the round that validation data chose",
+    "last": "in the last round",
+    "novel": "of newcomers, after the last round",
+}
+"""When a table's scores are taken, in words."""
 
 
 class _Strict(BaseModel):
@@ -169,6 +176,24 @@ def jobs(of: str | None = None, seeds: int | None = None, only: str = "", small:
             if of in (None, name):
                 found.update(dict.fromkeys(_of_step(step, name, seeds or step.seeds, small)))
     return [job for job in found if not wanted or {job.column, job.run, f"{job.column}/{job.run}"} & set(wanted)]
+
+
+def left_out(of: str | None = None, only: str = "", small: bool = False) -> list[str]:
+    """Why columns that were asked for have no runs, a sentence each."""
+    asked = {part for each in only.split(",") for part in each.strip().split("/")}
+    found: dict[str, None] = {}
+    for name in [of] if of else names():
+        whole = table(name)
+        if small and whole.small is None:
+            found |= {f"{name} has no small scale.": None} if of else {}
+            continue
+        there = whole.small.columns if small and whole.small else tuple(whole.columns)
+        for column in (column for column in whole.columns if column in asked):
+            if why := whole.columns[column].unavailable:
+                found[f"{column} cannot be had here: {why}"] = None
+            elif column not in there:
+                found[f"The small scale of {name} has {', '.join(there)}, and no {column}."] = None
+    return list(found)
 
 
 def _of_step(step: Step, name: str, seeds: int, small: bool) -> Iterator[Job]:

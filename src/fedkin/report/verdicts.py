@@ -93,9 +93,11 @@ def joining_words(found: Joining) -> str:
     seeds = ""
     if found.by_patient:
         tested = sum(silo.samples for silo in found.silos)
-        seeds = (
-            f" Values are means over {len(found.seeds)} seeds, which together test {tested:,} of the silos’ samples; "
-            "one tested in several seeds counts once."
+        seeds = f" Values are means over {len(found.seeds)} seeds, " + (
+            f"all of which test the same {tested:,} of the silos’ samples: what is said over seeds says nothing of "
+            "other test samples."
+            if found.same_samples
+            else f"which together test {tested:,} of the silos’ samples; one tested in several seeds counts once."
         )
     elif len(found.seeds) > 1:
         seeds = (

@@ -9,6 +9,7 @@ small result file stays, and its folder is deleted.
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import platform
 import shutil
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..base.machine import chosen_device
+from ..base.settings import ConfigError
 from ..data.files import DataError
 from ..engines import start
 from ..engines.simulation import Diverged, Interrupted, Listener
@@ -31,7 +33,7 @@ from ..runs.config import Config, merge
 from ..runs.folder import RunError
 from .plan import Cell
 from .rates import rated
-from .reproduced import Reproduced, markdown, result, write
+from .reproduced import Reproduced, markdown, mean_score, result, write
 from .run import Run
 
 RESULTS = Path("results")
@@ -100,21 +102,34 @@ def config_of(job: Job, wanted: Wanted) -> Config:
     return rated([Cell(job.name, config, Path(job.name))], [f"x{job.factor:g}"])[0].config
 
 
-def reproduce(wanted: Wanted, tell: Tell = lambda said: None) -> Reproduced:
-    """Runs what is missing, as far as time goes, and returns what there is."""
+def reproduce(wanted: Wanted, tell: Tell = lambda said: None, stop: Callable[[], bool] = lambda: False) -> Reproduced:
+    """Runs what is missing, as far as time goes and until it is asked to stop, and returns what there is."""
     ends = float("inf") if wanted.minutes is None else time.monotonic() + 60 * wanted.minutes
-    before = Reproduced(wanted.results)
-    missing, absent, failed = [job for job in wanted.jobs if not before.has(job)], set[str](), False
-    tell(f"{len(wanted.jobs) - len(missing)} of {len(wanted.jobs)} runs are there, {len(missing)} are missing.")
+    jobs, left_out = wanted.jobs, published.left_out(wanted.table, wanted.only, wanted.scale == "small")
+    if not jobs:
+        raise ConfigError(" ".join(["There is nothing to run.", *left_out]))
+    for said in left_out:
+        tell(said)
+    before = Reproduced(wanted.results, tell)
+    _ = before.results  # what is damaged is told before anything is run
+    missing, absent, failed = [job for job in jobs if not before.has(job)], set[str](), False
+    tell(f"{len(jobs) - len(missing)} of {len(jobs)} runs are there, {len(missing)} are missing.")
+
+    def over() -> bool:
+        return stop() or time.monotonic() > ends
+
+    for folder in (wanted.results, FOLDERS / "unfinished") if missing else ():
+        _make(folder)
     for place, job in enumerate(missing, 1):
-        if time.monotonic() >= ends:
-            tell(f"The time is over; {len(missing) - place + 1} runs are left. The same command goes on.")
+        if stop() or time.monotonic() >= ends:
+            why = "Stopped" if stop() else "The time is over"
+            tell(f"{why}; {len(missing) - place + 1} runs are left. The same command goes on.")
             break
         if job.column in absent:
             continue
         about = f"[{place}/{len(missing)}] {job.table}, {job.name}"
         try:
-            _carry_out(job, wanted, ends, lambda said, about=about: tell(f"{about}: {said}"))  # type: ignore[misc]
+            _carry_out(job, wanted, over, lambda said, about=about: tell(f"{about}: {said}"))  # type: ignore[misc]
         except Interrupted as said:
             tell(f"{about}: {said} The same command goes on with it.")
             break
@@ -124,16 +139,27 @@ def reproduce(wanted: Wanted, tell: Tell = lambda said: None) -> Reproduced:
         except (FedkinError, Diverged) as error:
             failed = True
             tell(f"{about}: {error} It is left out.")
-    found = Reproduced(wanted.results)
+    found = Reproduced(wanted.results, lambda said: None)
     if (absent or failed) and not any(found.has(job) for job in wanted.jobs):
         raise RunError("None of these runs could be done: the sentences above say why.")
     return found
 
 
-def _carry_out(job: Job, wanted: Wanted, ends: float, tell: Tell) -> None:
+def _make(folder: Path) -> None:
+    """So that what cannot be written is told before hours are spent."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(errno.EACCES, "it may not be written to")
+    except OSError as error:
+        why = "there is a file of that name" if isinstance(error, FileExistsError) else error.strerror
+        raise RunError(f"The folder {folder} cannot be made: {why}. Choose another with --out.") from None
+
+
+def _carry_out(job: Job, wanted: Wanted, over: Callable[[], bool], tell: Tell) -> None:
     config = config_of(job, wanted)
     folder = FOLDERS / "unfinished" / (wanted.other or "paper") / job.table / job.name
-    listener = Listener(on_round=_progress(config, tell), stop=lambda: time.monotonic() > ends)
+    listener = Listener(on_round=_progress(config, tell), stop=over)
     run = _finished(folder, config, listener, tell)
     origin = {
         "command": command(job, wanted),
@@ -144,10 +170,10 @@ def _carry_out(job: Job, wanted: Wanted, ends: float, tell: Tell) -> None:
         "commit": wanted.commit or run.summary.commit or commit(),
         "settings": config.model_dump(mode="json", exclude_defaults=True),
     }
-    path = write(wanted.results, job, result(job, run, origin))
+    made = result(job, run, origin)
+    path = write(wanted.results, job, made)
     shutil.rmtree(folder)
-    headline = run.summary.models[run.summary.headline]
-    tell(f"{run.summary.headline} {headline.bmta:.4g} after {run.summary.seconds:.0f} s, in {path}.")
+    tell(f"{mean_score(job, made)}; {run.summary.seconds:.0f} s, in {path}.")
 
 
 def _finished(folder: Path, config: Config, listener: Listener, tell: Tell) -> Run:
@@ -218,6 +244,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(told(wanted, found))
     except FedkinError as error:
         raise SystemExit(str(error)) from None
+    except KeyboardInterrupt:
+        raise SystemExit("Stopped. What was done is kept: the same command goes on.") from None
 
 
 Raw = argparse.RawDescriptionHelpFormatter

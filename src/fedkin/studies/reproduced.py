@@ -7,7 +7,7 @@ errors as the run has them; cells are in their column's unit.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ..base.settings import ConfigError
 from ..papers import published
-from ..papers.published import SCALE, Job, Row, Table
+from ..papers.published import SCALE, SCORED, Job, Row, Table
 from ..runs.folder import RunFolder, replace_file
 
 LARGEST = 100_000
@@ -129,34 +129,28 @@ class Cell:
 
 
 class Reproduced:
-    """The results in a folder, by table, row and column."""
+    """The results in a folder, by table, row and column. What is damaged is told, and left out; without `tell` it is an
+    error."""
 
-    def __init__(self, root: Path | str) -> None:
-        self.root = Path(root)
+    def __init__(self, root: Path | str, tell: Callable[[str], None] | None = None) -> None:
+        self.root, self.tell = Path(root), tell
 
     def has(self, job: Job) -> bool:
         return place(self.root, job).exists()
 
     @cached_property
     def results(self) -> dict[Job, Result]:
-        return {job: self._read(job) for job in self._jobs() if self.has(job)}
+        return dict(self._read())
 
-    def _jobs(self) -> Iterator[Job]:
+    def _read(self) -> Iterator[tuple[Job, Result]]:
         for name in published.names():
             for path in sorted((self.root / name).glob("*.json")):
-                found = _json(path)
-                precision = "float32" if path.stem.endswith("-float32") else None
                 try:
-                    job = Job(name, found["column"], found["run"], found["seed"], found["factor"], precision)
-                except (KeyError, TypeError):
-                    raise ConfigError(f"{path} is no result: column, run, seed or factor is missing.") from None
-                if job.name != path.stem:
-                    raise ConfigError(f"{path} says that it is {job.name}: a file was renamed or changed.")
-                yield job
-
-    def _read(self, job: Job) -> Result:
-        found: Result = _json(place(self.root, job))
-        return found
+                    yield _opened(name, path)
+                except ConfigError as error:
+                    if self.tell is None:
+                        raise
+                    self.tell(str(error))
 
     def of(self, name: str, column: str, run: str, precision: str | None = None) -> list[Result]:
         """The results behind a cell, a seed each; of several rates those that validation data chose."""
@@ -202,6 +196,11 @@ class Reproduced:
         cells = [(row, col) for row in whole.rows for col, each in whole.columns.items() if not each.unavailable]
         return sum(self.cell(name, *cell) is not None for cell in cells), len(cells)
 
+    def runs_done(self, name: str) -> tuple[int, int]:
+        """How many of a table's runs are there, and how many the queue wants, all seeds counted."""
+        wanted = published.jobs(name)
+        return sum(job in self.results for job in wanted), len(wanted)
+
 
 def scores(whole: Table, row: Row, found: Result) -> NDArray[np.float64] | None:
     """(m,) what a cell is the mean of; None where the run has no such model."""
@@ -222,13 +221,50 @@ def _validated(found: Result) -> float:
     return float(np.nanmax(sign * held)) if np.isfinite(held).any() else -np.inf
 
 
-def _json(path: Path) -> Any:
+def mean_score(job: Job, found: Result) -> str:
+    """A run's headline, or else its first row, in words and by the score of its table."""
+    whole = published.table(job.table)
+    rows = [row for row in whole.rows.values() if row.run == job.run]
+    row = next((row for row in rows if row.model == found["headline"]), rows[0])
+    values, unit = scores(whole, row, found), whole.unit_of(job.column)
+    if values is None:
+        return f"{row.label} without a score"
+    return f"{row.label} {number(float(np.nanmean(values)) * SCALE[unit])} {unit} {SCORED[whole.score]}"
+
+
+def _opened(name: str, path: Path) -> tuple[Job, Result]:
+    """A result file and the run it is of, as far as tables look into it; ConfigError where it is damaged."""
+    advice = "Delete it, and its cell is run again."
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"The result {path} cannot be read ({error}): delete it, and its cell is run again."
-        ) from None
+        raise ConfigError(f"The result {path} cannot be read ({error}). {advice}") from None
+    precision = "float32" if path.stem.endswith("-float32") else None
+    try:
+        job = Job(name, found["column"], found["run"], found["seed"], found["factor"], precision)
+        says = job.name
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(f"{path} is no result: column, run, seed or factor is missing. {advice}") from None
+    if says != path.stem:
+        raise ConfigError(f"{path} says that it is {says}: a file was renamed or changed. {advice}")
+    if not _scored(found):
+        raise ConfigError(f"{path} is no result: its models have no scores. {advice}")
+    return job, found
+
+
+def _scored(found: Mapping[str, Any]) -> bool:
+    models, novel = found.get("models"), found.get("novel") or {}
+    if not (isinstance(models, dict) and isinstance(novel, dict) and str(found.get("headline")) in models):
+        return False
+    lists = [each.get(key) if isinstance(each, dict) else None for each in models.values() for key in KEPT]
+    return all(
+        isinstance(values, list) and all(v is None or isinstance(v, int | float) for v in values)
+        for values in (*lists, *novel.values())
+    )
+
+
+KEPT = ("curve", "best", "last")
+"""What every model of a result has."""
 
 
 # ---- to look at ----
