@@ -796,6 +796,9 @@ def test_the_page_says_by_which_rule_the_round_was_chosen(tmp_path: Path) -> Non
     by_score = "the last, or an earlier one where they clearly say so"
     assert words.round_rule(Findings([told])) == by_score
     assert words.round_rule(Findings([patient])) == by_loss
+    error = make(tmp_path / "error", metric="rmse", settings="[data]\n")
+    (error.path / "config.toml").write_text("patience = 20\n")
+    assert words.round_rule(Findings([error])) == by_loss.replace("5 %", "1 %")
     assert words.round_rule(Findings([told, patient])) == (
         f"where runs end by validation data, {by_loss}, else {by_score}"
     )

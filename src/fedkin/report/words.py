@@ -304,7 +304,8 @@ def unbeaten(found: Findings) -> list[str]:
 def round_rule(found: Findings) -> str:
     """By which rule validation data chose the round of each run, in half a sentence."""
     patient = {bool(run.config.get("patience")) for run in found.runs}
-    by_loss = f"the latest whose validation loss is within {progress.WITHIN:.0%} of the lowest".replace("%", " %")
+    share = 100 * progress.within(found.higher_is_better)
+    by_loss = f"the latest whose validation loss is within {share:g} % of the lowest"
     by_score = "the last, or an earlier one where they clearly say so"
     if patient == {True, False}:
         return f"where runs end by validation data, {by_loss}, else {by_score}"
