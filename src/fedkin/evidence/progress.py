@@ -58,10 +58,9 @@ def still_improving(lines: Sequence[Line], model: str) -> bool | None:
 WITHIN = 0.05
 """Of the lowest validation loss: rounds whose loss is no further above cannot be told apart by it."""
 OF_ERRORS = 0.01
-"""The same where the score is an error (lower is better): what the loss is higher by the error is larger by. A twentieth
-took overfitted rounds there: of three tables of 442 patients and four methods, a hundredth has the smaller test RMSE in
-eleven of twelve, by up to 2.8 of 71, and the same in one. Of classes and risks it makes no clear difference: surer
-models have a higher loss, and may be right as often."""
+"""The same where the score is an error (lower is better): what the loss is higher by the error is larger by, and a
+twentieth took overfitted rounds of noisy numbers. Of classes and risks it makes no clear difference: surer models have
+a higher loss, and may be right as often."""
 CLEARLY = 2.0
 """Standard errors by which an earlier round has to be better than the last one to be taken in its place."""
 
