@@ -1,11 +1,12 @@
 """Which round should be taken: the latest whose validation loss is within which share of the lowest?
 
-    python benchmarks/taken_round.py                    sixteen draws a world, three minutes on one core
+    python benchmarks/taken_round.py                    sixteen draws a world, some minutes on one core
     python benchmarks/taken_round.py --draws 3          a first look
 
 Small tables drawn by lot: four silos of 60 to 150 rows, with a law that is half straight and half bent, the fourth
 silo's with another sign in part, and `rounds = auto`. Prints, for each share, the mean test score over draws and silos,
-and what it gains over a share of 0.05 with its standard error over draws. Writes benchmarks/results/taken-round.json.
+and what it gains over a share of 0.05 with its standard error over draws. Writes benchmarks/results/taken-round.json;
+`OF_ERRORS` in `evidence/progress.py` is what it is by that, and by tables that strangers brought.
 """
 
 from __future__ import annotations

@@ -59,8 +59,8 @@ WITHIN = 0.05
 """Of the lowest validation loss: rounds whose loss is no further above cannot be told apart by it."""
 OF_ERRORS = 0.01
 """The same where the score is an error (lower is better): what the loss is higher by the error is larger by, and a
-twentieth took overfitted rounds of noisy numbers. Of classes and risks it makes no clear difference: surer models have
-a higher loss, and may be right as often."""
+twentieth takes overfitted rounds of noisy numbers. Of right answers a twentieth has rather more: surer models have a
+higher loss, and may be right as often (`benchmarks/taken_round.py`)."""
 CLEARLY = 2.0
 """Standard errors by which an earlier round has to be better than the last one to be taken in its place."""
 
