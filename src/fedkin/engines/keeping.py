@@ -42,14 +42,14 @@ class Keeper:
 
     def settle(self, record: Line) -> set[str]:
         """After a round is scored: what is as good as the best, or better, is kept; returns the names of these."""
-        kept = set[str]()
+        kept, higher = set[str](), self.assembly.problem.task.metric.higher_is_better
         for name, rows in self.now.items():
             held = record.models[name].validation
             loss = held.loss if held is not None else None
             if loss is None:
                 continue
             self.lowest[name] = min(loss, self.lowest.get(name, math.inf))
-            if as_good(loss, self.lowest[name]):
+            if as_good(loss, self.lowest[name], higher):
                 self.best[name] = State(**{key: tensor.clone() for key, tensor in rows.items()})
                 kept.add(name)
         return kept
