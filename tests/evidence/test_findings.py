@@ -108,11 +108,11 @@ def test_a_report_its_figures_and_the_terminal_work_everything_out_once(
         "comparison.client_scores": 5 + 2 * 2,  # and over shared seeds alone and joined, of two joint methods
         "statistics.best_mean": 15,  # a model of a run each
         "statistics.wilcoxon": 3,  # a pair of methods each
-        "repeated_samples.gain": 4,  # a silo each
+        "repeated_samples.gain": 4 * 2,  # a silo each: joined, and a line of its own, over alone
         "repeated_samples.estimate": 4 * 2 + 4 * metrics,  # alone, global; of the models handed out every metric
-        "estimates.gain": tested,  # the same of each seed, as it is not known which sample is which
+        "estimates.gain": tested * 2,  # the same of each seed, as it is not known which sample is which
         "estimates.estimate": tested * (2 + metrics),
-        "statistics.resampled": tested * (3 + 1),  # log loss: alone, global, handed out, and the gain
+        "statistics.resampled": tested * (3 + 2),  # log loss: alone, global, handed out, and the gains
     }
     for name in ("comparison.curve", "statistics.best_mean", "statistics.wilcoxon", "estimates.gain"):
         assert set(calls[name].values()) == {1}, f"{name} is asked the same twice"

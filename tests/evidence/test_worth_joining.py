@@ -381,7 +381,7 @@ def test_of_twenty_silos_one_that_stands_out_by_chance_is_told_so() -> None:
     )
     assert one.gain.low > 0 and 0.05 / 20 < one.gain.p < 0.05
     assert (one.answer, one.p) == ("cannot tell", pytest.approx(20 * one.gain.p))
-    assert one.verdict == "cannot tell: among so many silos it could be chance"
+    assert one.verdict == "cannot tell: as several silos are tested, it could be chance"
     by_itself = worth_joining([Made("separate", {"s07": alone["s07"]}), Made("fedamp", {"s07": joined["s07"]})])
     assert by_itself.silos[0].answer == "yes"
 

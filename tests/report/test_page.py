@@ -765,3 +765,42 @@ def test_words_need_no_plotting_library_and_a_missing_one_is_named(tmp_path: Pat
         report.write_report([run], tmp_path / "report.html")
     with pytest.raises(ImportError, match="need matplotlib"):
         report.write_figures([run], tmp_path)
+
+
+# ---- what is said of the end of runs ----
+
+
+@pytest.mark.parametrize(("flagged", "told"), [(1, False), (2, False), (3, True), (4, True)])
+def test_still_improving_is_said_of_most_seeds_and_of_how_many(tmp_path: Path, flagged: int, told: bool) -> None:
+    runs = several(tmp_path, ["separate", "fedamp"], [0, 1, 2, 3])
+    for run in [run for run in runs if run.summary.method == "fedamp"][:flagged]:
+        models = {name: {**each, "improving": True} for name, each in run.summary["models"].items()}
+        run.change(models=models)
+    said = " ".join(words.ends(Findings(runs)))
+    assert ("still improving" in said) == told
+    if told:
+        assert f"fedamp (in {flagged} of 4 seeds) was still improving on validation data at the end" in said
+
+
+def test_of_one_seed_that_was_still_improving_no_count_is_told(tmp_path: Path) -> None:
+    run = make(tmp_path / "one")
+    run.change(models={name: {**each, "improving": True} for name, each in run.summary["models"].items()})
+    assert words.ends(Findings([run]))[0].startswith("fedamp was still improving on validation data at the end")
+
+
+def test_the_page_says_by_which_rule_the_round_was_chosen(tmp_path: Path) -> None:
+    told, patient = make(tmp_path / "told"), make(tmp_path / "auto", "separate")
+    config = patient.path / "config.toml"
+    config.write_text("patience = 20\n" + config.read_text())
+    by_loss = "the latest whose validation loss is within 5 % of the lowest"
+    by_score = "the last, or an earlier one where they clearly say so"
+    assert words.round_rule(Findings([told])) == by_score
+    assert words.round_rule(Findings([patient])) == by_loss
+    error = make(tmp_path / "error", metric="rmse", settings="[data]\n")
+    (error.path / "config.toml").write_text("patience = 20\n")
+    assert words.round_rule(Findings([error])) == by_loss.replace("5 %", "1 %")
+    assert words.round_rule(Findings([told, patient])) == (
+        f"where runs end by validation data, {by_loss}, else {by_score}"
+    )
+    page = Page(report.write_report([told], tmp_path / "report.html"))
+    assert f"The round of a run is chosen by validation data: {by_score}; all columns" in page.text

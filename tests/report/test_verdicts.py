@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def findings(folder: Path, model: str = "mlp", linear: list[float] | None = None
 
 
 def test_what_stands_in_the_way_of_a_yes_is_named(tmp_path: Path) -> None:
-    found = joining(silo("north", {"linear": 0.81, "majority": 0.5}), silo("east", {"linear": 0.7, "majority": 0.5}))
+    found = joining(silo("north", {"linear": 0.81, "majority": 0.5}), silo("east", {"linear": 0.75, "majority": 0.5}))
     assert verdict_text(found.silos[0], "accuracy") == (
         "cannot tell: a linear model of its own scores 81.0 %, which is no worse"
     )
@@ -52,8 +53,9 @@ def test_what_stands_in_the_way_of_a_yes_is_named(tmp_path: Path) -> None:
         "that is no yes."
     )
     assert second == (
-        "A linear model of each silo’s own has a mean accuracy of 75.5 %, the network alone 70.0 %, joining 80.0 %: "
-        "the network alone is no good yardstick here. Try --model logistic, alone and joined."
+        "A linear model of each silo’s own has a mean accuracy of 78.0 %, the network alone 70.0 %, joining 80.0 %, "
+        "each silo counted by its test samples: the network alone is no good yardstick here. Try --model logistic, "
+        "alone and joined."
     )
     assert "A yes needs a joined model that also beats what the silo has with nothing: “majority” and “linear”." in (
         joining_words(found)
@@ -78,9 +80,27 @@ def test_several_silos_have_several_reasons(tmp_path: Path) -> None:
 
 
 def test_a_linear_yardstick_is_told_to_be_trained_otherwise(tmp_path: Path) -> None:
-    found = joining(silo("north", {"linear": 0.75}))
+    found = joining(silo("north", {"linear": 0.85}, joined=0.9))
     (said,) = with_nothing(found, findings(tmp_path, "logistic"))
     assert "is no good yardstick here. It is linear as well: try another local.lr" in said and "--model" not in said
+
+
+@pytest.mark.parametrize(
+    ("ahead", "told"),
+    [(Estimate(0.02, 0.01, 0.03), True), (Estimate(0.02, -0.01, 0.05), False), (Estimate(-0.02, -0.03, -0.01), False)],
+)
+def test_a_network_is_called_no_yardstick_only_where_a_line_is_clearly_better(
+    tmp_path: Path, ahead: Estimate, told: bool
+) -> None:
+    found = joining(*(silo(name, {"linear": 0.7 + ahead.value}, ahead=ahead) for name in ("north", "east")))
+    assert bool(with_nothing(found, findings(tmp_path))) == told
+
+
+def test_where_answers_were_not_kept_the_line_has_to_leave_the_interval_of_the_network(tmp_path: Path) -> None:
+    inside, outside = (joining(silo("north", {"linear": score}, joined=0.9)) for score in (0.79, 0.81))
+    inside, outside = (joining(replace(each.silos[0], alone=Estimate(0.7, 0.6, 0.8))) for each in (inside, outside))
+    assert not with_nothing(inside, findings(tmp_path / "in"))
+    assert with_nothing(outside, findings(tmp_path / "out"))
 
 
 def test_a_network_that_is_better_than_a_line_is_a_yardstick(tmp_path: Path) -> None:
@@ -92,11 +112,11 @@ def test_errors_are_better_where_they_are_lower(tmp_path: Path) -> None:
     high = silo("north", {"linear": 0.95, "mean": 1.4}, higher=False)
     assert with_nothing(joining(high, metric="rmse", higher=False), findings(tmp_path)) == []
     assert high.answer == "yes"
-    low = silo("north", {"linear": 0.75, "mean": 0.7}, higher=False)
+    low = silo("north", {"linear": 0.75, "mean": 0.7}, higher=False, ahead=Estimate(0.15, 0.1, 0.2))
     assert verdict_text(low, "rmse") == "cannot tell: the mean of its own targets scores 0.7000, which is no worse"
     first, second = with_nothing(joining(low, metric="rmse", higher=False), findings(tmp_path / "more"))
     assert "the mean of its own targets is no worse" in first
-    assert "has a mean RMSE of 0.7500, the network alone 0.9000, joining 0.8000" in second
+    assert "has a mean RMSE of 0.7500, the network alone 0.9000, joining 0.8000, each silo counted by its" in second
 
 
 def test_silos_count_by_what_tells_something(tmp_path: Path) -> None:
@@ -113,5 +133,6 @@ def test_what_no_method_beats_is_told(tmp_path: Path, linear: list[float] | None
     if told:
         assert said == [
             "Without any federation, linear (each silo’s own linear model with a ridge penalty, of its own training "
-            "rows and nothing else) has a mean test accuracy of 99.0 %, which no method here beats."
+            "rows and nothing else) has a mean test accuracy of 99.0 %, every silo counted alike, which no method "
+            "here beats."
         ]

@@ -293,12 +293,15 @@ def a_yes_beats_what_needs_no_joining(text: str, found: Findings) -> None:
     told = re.search(r"own has a mean accuracy of ([\d.]+) %, the network alone ([\d.]+) %, joining ([\d.]+) %", text)
     known = [silo for silo in joined.silos if "linear" in silo.beside]
     if known:  # all silos have as many test samples
-        linear, alone = (
-            np.mean([pair[k] for pair in [(s.beside["linear"], s.alone.value) for s in known]]) for k in (0, 1)
-        )
-        assert (told is not None) == (linear > alone + 1e-12)
+        apart = np.array([silo.beside["linear"] - silo.alone.value for silo in known])
+        tests = np.mean([silo.samples for silo in known])
+        # The one has right whatever the other has, and more.
+        error = np.sqrt(np.mean(np.abs(apart) - apart**2) / tests / len(known)) + 1e-12
         if told:
             assert float(told.group(1)) >= float(told.group(2)), "no good yardstick, as the line is better"
+            assert apart.mean() > error
+        else:
+            assert tests < 12 or apart.mean() < 6 * error + 0.1
     else:
         assert told is None
 

@@ -21,6 +21,7 @@ from fedkin.methods.fedavg import FedAvg
 from fedkin.runs.config import merge
 from fedkin.runs.folder import RunError
 from fedkin.studies import rates
+from fedkin.studies import tune as grids
 from fedkin.studies.plan import compared
 from fedkin.studies.supply import Supply
 
@@ -127,22 +128,34 @@ def test_small_models_are_one_stack_of_seeds_and_rates_and_others_share_their_da
 # ---- what is chosen ----
 
 
-def mean_of_best_validation(runs: Any) -> float:
-    """By hand, from the files: the best mean validation score of the headline model, the mean over the runs."""
-    best = []
-    for run in runs:
-        lines = [json.loads(line) for line in (run.path / "rounds.jsonl").read_text().splitlines()]
-        scores = [line["models"][run.summary.headline]["validation"]["clients"] for line in lines]
-        best.append(max(np.nanmean(np.array(each, dtype=float)) for each in scores))
-    return float(np.mean(best))
+def by_client(run: Any) -> Any:
+    """By hand, from the files: (clients,) the headline model's validation scores in the round that is taken. These runs
+    are so short that it has no neighbours."""
+    lines = [json.loads(line) for line in (run.path / "rounds.jsonl").read_text().splitlines()]
+    taken = run.summary.models[run.summary.headline].validated_round
+    scores = [line["models"][run.summary.headline]["validation"]["clients"] for line in lines if line["round"] == taken]
+    return np.array(scores[-1], dtype=float)
+
+
+def chosen_by_hand(trials: Any) -> int:
+    """The nearest to the second, which is the method's own, of those that are not worse than the best by more than a
+    standard error of the difference over clients and seeds."""
+    each = [np.concatenate([by_client(run) for run in trial.runs]) for trial in trials]
+    top = max(range(len(each)), key=lambda i: np.nanmean(each[i]))
+    near = [
+        i
+        for i, own in enumerate(each)
+        if i == top or np.nanmean(each[top] - own) <= 1.000001 * np.nanstd(each[top] - own, ddof=1) / len(own) ** 0.5
+    ]
+    return min(near, key=lambda i: (abs(i - 1), -np.nanmean(each[i])))
 
 
 def test_validation_data_choose_by_the_mean_over_seeds_and_the_best_runs_are_compared(found: fedkin.Results) -> None:
     paths = {run.path for run in found.runs}
     for own in found.tuned.values():
-        scores = [mean_of_best_validation(trial.runs) for trial in own.trials]
+        scores = [np.mean([np.nanmean(by_client(run)) for run in trial.runs]) for trial in own.trials]
         assert [trial.validation for trial in own.trials] == pytest.approx(scores)
-        best = own.trials[int(np.argmax(scores))]
+        best = own.trials[chosen_by_hand(own.trials)]
         assert own.best is best
         assert {run.path for run in best.runs} <= paths
     assert len(paths) == 2 * len(METHODS)
@@ -196,6 +209,39 @@ def test_of_rates_that_are_as_good_the_nearest_to_the_methods_own_is_taken(
         for word, score in zip(grid, scores, strict=True)
     ]
     assert rates.Rates({"local.lr": [0.01, 0.1, 0.3]}, trials, "fedavg", 0.1).best.name == chosen
+
+
+@pytest.mark.parametrize(
+    ("gains", "chosen"),
+    [
+        ([0.05, 0.00, 0.06], "x1"),  # better by chance
+        ([0.05, 0.00, 0.90], "x3"),  # better for sure
+        ([0.85, 0.00, 0.90], "x3"),  # both are, and equally near: the better one
+        ([0.90, 0.00, 0.02], "x0.3"),
+    ],
+)
+def test_another_rate_has_to_be_better_by_more_than_its_standard_error(
+    gains: list[float], chosen: str, found: fedkin.Results
+) -> None:
+    grid, values, noise = ["x0.3", "x1", "x3"], [0.03, 0.1, 0.3], np.random.default_rng(0).normal(size=(3, 12))
+    noise -= noise.mean(1, keepdims=True)
+    trials = [
+        rates.Trial(word, {"local.lr": value}, [found.runs[0]], gain, 1, tuple(gain + own))
+        for word, value, gain, own in zip(grid, values, gains, noise, strict=True)
+    ]
+    own = rates.Rates({"local.lr": values}, trials, "fedavg", 0.1)
+    assert own.best.name == chosen
+    assert (own.edge is None) == (chosen == "x1" or gains[0] == 0.85), "the other edge is as good: no way to go"
+
+
+def test_a_lucky_round_chooses_no_rate(tmp_path: Path) -> None:
+    """Two rates whose scores are the same on average: one steady, one that jumps up and down with every round."""
+    steady, jagged = ([0.5] * 60, [0.5 + 0.2 * (-1) ** k for k in range(60)])
+    for scores in (steady, jagged):
+        assert grids.around(np.array(scores)[:, None], 30) == pytest.approx([0.5], abs=0.02)
+    assert grids.around(np.arange(10.0)[:, None], 9) == pytest.approx([8.5]), "of ten rounds one neighbour a side"
+    assert grids.around(np.arange(3.0)[:, None], 2) == pytest.approx([2.0])
+    assert np.isnan(grids.around(np.array([[0.5, np.nan]] * 3), 1)[1])
 
 
 # ---- going on ----

@@ -92,6 +92,8 @@ def test_the_round_that_is_taken() -> None:
     nearly everybody."""
     assert progress.chosen(lines([3, 1, 2]), "m", True, patience=5) == 1
     assert progress.chosen(lines([3, 1, 1.04, 2]), "m", True, patience=5) == 2
+    assert progress.chosen(lines([3, 1, 1.04, 2]), "m", False, patience=5) == 1, "a higher loss is a larger error"
+    assert progress.chosen(lines([3, 1, 1.008, 2]), "m", False, patience=5) == 2
     luck = [[0.5, 0.5, 0.5, 0.5], [0.9, 0.5, 0.4, 0.5], [0.5, 0.5, 0.5, 0.5]]
     assert progress.chosen(lines([3, 1, 2], luck), "m", True, patience=0) == 2
     clear = [[0.5, 0.5, 0.5, 0.5], [0.9, 0.8, 0.9, 0.85], [0.5, 0.5, 0.5, 0.5]]

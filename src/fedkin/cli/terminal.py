@@ -315,7 +315,7 @@ def show_tuned(tuned: Tuned) -> None:
     from ..runs.options import word
 
     metric = tuned.best.run.summary.metric
-    title = f"Best mean validation {metric_name(metric)} over the rounds"
+    title = f"Mean validation {metric_name(metric)} around the round that is taken"
     table = Table(title=title, title_justify="left", box=SIMPLE_HEAD, padding=0)
     for head in (*tuned.grid, "validation", "round", "test"):
         table.add_column(head, justify="right", no_wrap=True)

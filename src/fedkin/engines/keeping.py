@@ -22,6 +22,8 @@ APART = "/"
 class Chooser:
     """At the server: the lowest validation loss of each model so far, and of which models a round is as good."""
 
+    higher: bool
+    """Whether a higher score is better."""
     lowest: dict[str, float] = field(default_factory=dict)
 
     def settle(self, record: Line) -> set[str]:
@@ -32,7 +34,7 @@ class Chooser:
             if loss is None:
                 continue
             self.lowest[name] = min(loss, self.lowest.get(name, math.inf))
-            if as_good(loss, self.lowest[name]):
+            if as_good(loss, self.lowest[name], self.higher):
                 kept.add(name)
         return kept
 

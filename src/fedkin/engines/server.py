@@ -70,7 +70,7 @@ class Server:
         self.state: State = State()
         self.held: dict[int, int] = {}
         """Of each client the round of its last upload that is held here."""
-        self.chooser = Chooser() if config.patience else None
+        self.chooser = Chooser(problem.task.metric.higher_is_better) if config.patience else None
         self.last = 0
         """The latest round."""
         self.upto: int | None = None

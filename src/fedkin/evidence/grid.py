@@ -9,14 +9,19 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from ..base.settings import ConfigError
 from .comparison import Run
+
+ROUNDING = 1e-9
+"""Where one client alone differs, the difference is its standard error, and that is no reason to choose."""
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What a point came to: the best mean validation score of the headline model, the mean over its runs' seeds, and
-    the round it was reached in, that of the first.
+    """What a point came to: the headline model's mean validation score around the round that is taken, the mean over
+    its runs' seeds, and that round, of the first.
 
     None where there is no such score: a run was told to stop when training diverges, and it did. `values` are those
     of the grid's settings, by their full names.
@@ -27,6 +32,8 @@ class Trial:
     runs: Sequence[Run]
     validation: float | None
     round: int | None
+    clients: tuple[float, ...] = ()
+    """The score of each client in each run, in one row; NaN where there is none, and empty where they are not known."""
 
     @property
     def run(self) -> Run:
@@ -102,10 +109,24 @@ class Rates(Tuned):
 
     @cached_property
     def best(self) -> Trial:
-        """The rate with the best validation score; of equals the one nearest to the method's own."""
+        """Of the rates that are as good as the best on validation data, the one nearest to the method's own, and of two
+        that are as near the better one."""
+        sign = 1 if super().best.run.summary.higher_is_better else -1
+
+        def distance(trial: Trial) -> tuple[float, float]:
+            powers = abs(math.log10(float(trial.values[self.setting]) / self.own))
+            return round(powers, 1), -sign * (trial.validation or 0.0)  # x3 is as near as x0.3
+
+        return min(self.as_good, key=distance)
+
+    @cached_property
+    def as_good(self) -> list[Trial]:
+        """The rate with the best validation score, and those that are not worse by more than a standard error of the
+        difference, over clients and seeds: of a few rows the best of five is luck (Breiman's one-standard-error rule).
+        """
         best = super().best
-        level = [t for t in self.trials if t.validation == best.validation]
-        return min(level, key=lambda t: abs(math.log(float(t.values[self.setting]) / self.own)))
+        scored = [trial for trial in self.trials if trial.validation is not None]
+        return [trial for trial in scored if trial is best or _gap(best, trial) <= _error(best, trial) * (1 + ROUNDING)]
 
     @property
     def setting(self) -> str:
@@ -118,9 +139,21 @@ class Rates(Tuned):
 
     @property
     def edge(self) -> Edge | None:
-        """Where the chosen rate is the first or last that was tried, and better than every other."""
-        level = sum(t.validation == self.best.validation for t in self.trials)
-        return next(iter(self.edges()), None) if level == 1 else None
+        """Where the chosen rate is the first or last that was tried, and clearly better than every other."""
+        return next(iter(self.edges()), None) if len(self.as_good) == 1 else None
+
+
+def _gap(best: Trial, other: Trial) -> float:
+    return abs((best.validation or 0.0) - (other.validation or 0.0))
+
+
+def _error(one: Trial, other: Trial) -> float:
+    """The standard error of the difference of two trials, paired by client and seed; 0 where that is not known."""
+    if len(one.clients) != len(other.clients):
+        return 0.0
+    apart = np.array(one.clients) - np.array(other.clients)
+    known = apart[~np.isnan(apart)]
+    return float(known.std(ddof=1) / np.sqrt(len(known))) if len(known) > 1 else 0.0
 
 
 def at_the_edge(tuned: Iterable[Rates]) -> list[str]:

@@ -57,14 +57,24 @@ def still_improving(lines: Sequence[Line], model: str) -> bool | None:
 
 WITHIN = 0.05
 """Of the lowest validation loss: rounds whose loss is no further above cannot be told apart by it."""
+OF_ERRORS = 0.01
+"""The same where the score is an error (lower is better): what the loss is higher by the error is larger by, and a
+twentieth takes overfitted rounds of noisy numbers. Of right answers a twentieth has rather more: surer models have a
+higher loss, and may be right as often (`benchmarks/taken_round.py`)."""
 CLEARLY = 2.0
 """Standard errors by which an earlier round has to be better than the last one to be taken in its place."""
 
 
-def as_good(loss: float, lowest: float) -> bool:
+def within(higher: bool) -> float:
+    """The share of the lowest validation loss by which another may be above it; `higher`: whether a higher score is
+    better."""
+    return WITHIN if higher else OF_ERRORS
+
+
+def as_good(loss: float, lowest: float, higher: bool) -> bool:
     """Whether a loss is the lowest, to what validation data can tell. It is the latest of such rounds that is taken: of
     few rows the lowest loss is often an early one's, of models that have yet to learn the rest."""
-    return loss <= lowest + WITHIN * abs(lowest)
+    return loss <= lowest + within(higher) * abs(lowest)
 
 
 def chosen(lines: Sequence[Line], model: str, higher: bool, patience: int) -> int:
@@ -78,7 +88,7 @@ def chosen(lines: Sequence[Line], model: str, higher: bool, patience: int) -> in
     held = [line.models[model].validation for line in lines]
     if patience and all(each is not None and each.loss is not None for each in held):
         found = [each.loss for each in held if each is not None and each.loss is not None]
-        return max(k for k, loss in enumerate(found) if as_good(loss, min(found)))
+        return max(k for k, loss in enumerate(found) if as_good(loss, min(found), higher))
     if not held or any(each is None for each in held):
         return len(lines) - 1
     table = np.array([each.clients for each in held if each is not None], dtype=np.float64) * (1 if higher else -1)

@@ -65,6 +65,9 @@ class Silo:
     """What the silo has with nothing, by name: `majority` or `mean`, and `linear`; those that are known."""
     no_worse: tuple[str, ...] = ()
     """Those of them that score as well as the joined model, or better; the best first."""
+    ahead: Estimate | None = None
+    """How much better its linear model is than the network alone, on the same test samples; None where the runs did not
+    keep what it answered."""
 
     @cached_property
     def telling(self) -> Telling:
@@ -129,7 +132,7 @@ class Silo:
         if self.p < CHANCE and not self.matters:
             return "the difference is less than a thousandth of the score"
         if self.gain.low > 0 or self.gain.high < 0:
-            return "among so many silos it could be chance"
+            return "as several silos are tested, it could be chance"
         return f"with {self.telling.words} the difference could be chance"
 
 
@@ -186,6 +189,15 @@ class Joining:
         with_nothing, alone, joined = np.average(rows, axis=0, weights=[silo.telling.count for silo in known])
         return float(with_nothing), float(alone), float(joined)
 
+    @property
+    def no_yardstick(self) -> bool:
+        """Whether a linear model of each silo's own is clearly better on average than the network alone, silos counted
+        as in the mean gain: that its 95 % interval leaves out 0."""
+        sign = 1 if self.higher_is_better else -1
+        parts = [(_ahead(silo, sign), silo.telling.count) for silo in self.silos if "linear" in silo.beside]
+        known = [(part, count) for part, count in parts if not np.isnan(part).any()]
+        return bool(known) and statistics.mover(*map(list, zip(*known, strict=True)))[0] > 0
+
     def frame(self) -> Any:
         """A pandas frame with a row for each silo."""
         try:
@@ -228,6 +240,15 @@ class Joining:
         if not unclear:
             return f"{text} and harmed {_those(harmed, count)}."
         return f"{text}, harmed {_those(harmed, count)}, and for {_those(unclear, count)} it cannot be told."
+
+
+def _ahead(silo: Silo, sign: int) -> Estimate:
+    """How much better the linear model is than the network alone; where it is not known on which samples, as if the
+    interval of the network's score were all that is uncertain."""
+    if silo.ahead is not None:
+        return silo.ahead
+    linear, alone = silo.beside["linear"], silo.alone
+    return Estimate(sign * (linear - alone.value), *sorted((sign * (linear - alone.low), sign * (linear - alone.high))))
 
 
 def _those(clients: Sequence[str], count: int) -> str:

@@ -30,6 +30,7 @@ from .estimates import Estimate, score
 from .outputs import CHOSEN, Outputs
 from .records import Line, ModelScores
 from .telling import several, telling
+from .untrained import LINEAR
 from .verdicts import Joining, JoiningError, Silo
 
 GLOBAL = ("fedavg", "global")
@@ -89,6 +90,7 @@ def worth_joining(members: Members, best: Best, metric: str | None = None) -> Jo
                 told_by=telling(measure.name, after),
                 beside=beside,
                 no_worse=_no_worse(beside, personal.value, 1 if measure.higher_is_better else -1),
+                ahead=_ahead(measure, before, after),
             )
         )
     by_patient = known and len(seeds) > 1
@@ -140,6 +142,15 @@ def _with_nothing(
                 for client, value in zip(summary.clients, record.clients, strict=True) if record else ():
                     add(client, record.name if record else "", value)
     return {client: {name: float(np.mean(each)) for name, each in own.items()} for client, own in found.items()}
+
+
+def _ahead(measure: _Measure, before: Sequence[Outputs], after: Sequence[Outputs]) -> Estimate | None:
+    """How much better a silo's linear model is than the network alone; None where it is not known what it answered."""
+    answers = [outputs.beside.get(LINEAR) for outputs in after]
+    if measure.own or any(each is None or each.isnan().any() for each in answers):
+        return None
+    line = [replace(o, models={CHOSEN: each}) for o, each in zip(after, answers, strict=True) if each is not None]
+    return measure.gain(before, line)
 
 
 def _summed_up(run: Run, measure: _Measure) -> bool:

@@ -32,6 +32,7 @@ from .words import (
     older_models,
     p_cell,
     plural,
+    round_rule,
     score_text,
     signed_text,
     tests_told,
@@ -129,8 +130,8 @@ def _results(found: Findings, reference: str | None) -> str:
         kind = "best" if row is table[0] and len(headlines) > 1 else "" if row.headline else "other"
         lines.append(html.row(row.name, cells, kind, colour[row.method]))
     stands = (
-        "The round of a run is chosen by validation data: the last, or an earlier one where they clearly say so; all "
-        "columns up to “± over seeds”, the tests and the sentences are of it."
+        f"The round of a run is chosen by validation data: {round_rule(found)}; all columns up to “± over seeds”, the "
+        "tests and the sentences are of it."
         if chosen
         else "These runs kept no validation data to choose a round by, so everything stands on the last one."
     )

@@ -15,8 +15,9 @@ from .words import difference_text, metric_name, p_text, score_text
 Conditions = Mapping[str, Findings]
 """What was found under each condition; of one comparison, under an empty name."""
 CHOSEN = (
-    "Each method’s learning rate was chosen on validation data: the best mean over the rounds of its headline model, "
-    "mean over seeds; of equals the first. Test data had no say."
+    "Each method’s learning rate was chosen on validation data, by its headline model’s mean score around the round "
+    "that is taken, mean over seeds: of those that are not worse than the best by more than a standard error of the "
+    "difference, the nearest to the method’s own. Test data had no say."
 )
 
 

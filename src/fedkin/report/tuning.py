@@ -111,7 +111,7 @@ def _choice(tuned: Tuned, notes: Sequence[str]) -> str:
 
 def _words(tuned: Tuned) -> str:
     if len(tuned.grid) <= 2:
-        return "The best mean over clients and rounds on validation data, for each point of the grid."
+        return "The mean over clients on validation data around the round that is taken, for each point of the grid."
     return "For each value the best score that was reached with it, whatever the other settings were."
 
 

@@ -61,12 +61,12 @@ def with_nothing(found: Joining, findings: Findings) -> list[str]:
             f"{' or '.join(names)} is no worse, so that is no yes."
         )
     means = found.mean_beside("linear")
-    sign = 1 if found.higher_is_better else -1
-    if means is not None and sign * (means[0] - means[1]) > 0:
+    if means is not None and found.no_yardstick:
         linear, alone, joined = (score_text(mean, found.metric) for mean in means)
         text = (
             f"A linear model of each silo’s own has a mean {metric_name(found.metric)} of {linear}, the network alone "
-            f"{alone}, joining {joined}: the network alone is no good yardstick here. "
+            f"{alone}, joining {joined}, each silo counted by its {found.counted_by.many}: the network alone is no "
+            "good yardstick here. "
         )
         kinds = {str(run.config.get("model", {}).get("name", "")) for run in findings.runs}
         told.append(

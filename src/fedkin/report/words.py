@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..evidence import comparison, references
+from ..evidence import comparison, progress, references
 from ..evidence.comparison import Row, Run
 from ..evidence.estimates import Estimate
 from ..evidence.findings import Findings
@@ -289,15 +289,27 @@ def caveats(found: Findings) -> list[str]:
 
 
 def unbeaten(found: Findings) -> list[str]:
-    """What needs no federation and is as good as any model of any method, in sentences."""
+    """What needs no federation and is as good as any model of any method, in sentences; silos count as they do in the
+    table of methods."""
     sign, methods = 1 if found.higher_is_better else -1, {row.method for row in contenders(found)}
     scores = [sign * row.score for row in found.rows if row.method in methods and np.isfinite(row.score)]
     return [
         f"Without any federation, {row.name} ({row.note}) has a mean test {metric_name(found.metric)} of "
-        f"{score_text(row.mean, found.metric)}, which no method here beats."
+        f"{score_text(row.mean, found.metric)}, every silo counted alike, which no method here beats."
         for row in references.rows(found.untrained)
         if sign * row.mean >= max(scores, default=-np.inf)
     ]
+
+
+def round_rule(found: Findings) -> str:
+    """By which rule validation data chose the round of each run, in half a sentence."""
+    patient = {bool(run.config.get("patience")) for run in found.runs}
+    share = 100 * progress.within(found.higher_is_better)
+    by_loss = f"the latest whose validation loss is within {share:g} % of the lowest"
+    by_score = "the last, or an earlier one where they clearly say so"
+    if patient == {True, False}:
+        return f"where runs end by validation data, {by_loss}, else {by_score}"
+    return by_loss if patient == {True} else by_score
 
 
 MOST_NOTES = 12
@@ -307,18 +319,18 @@ MOST_NOTES = 12
 def ends(found: Findings) -> list[str]:
     """What runs ended with: whether they were done, and what diverged, in sentences."""
     told, members = [], found.members
-    improving = {
-        method: max(run.summary.rounds for run in each)
-        for method, each in members.items()
-        if any(run.summary.models[run.summary.headline].improving for run in each)
-    }
+    improving: dict[str, str] = {}
+    for method, each in members.items():
+        flagged = [run for run in each if run.summary.models[run.summary.headline].improving]
+        if 2 * len(flagged) > len(each):  # of eight seeds one looks so by chance
+            improving[method] = method if len(each) == 1 else f"{method} (in {len(flagged)} of {len(each)} seeds)"
     if improving:
         patient = any(run.config.get("patience") for each in members.values() for run in each)
-        rounds = sorted(set(improving.values()))
+        rounds = sorted({max(run.summary.rounds for run in members[method]) for method in improving})
         told.append(
-            f"{listed(list(improving))} {'was' if len(improving) == 1 else 'were'} still improving on validation data "
-            f"at the end, after {' or '.join(map(str, rounds))} rounds: with more, what is said here may change "
-            f"(`fedkin resume RUN --rounds {2 * rounds[-1]}`{'' if patient else ', or rounds = auto'})."
+            f"{listed(list(improving.values()))} {'was' if len(improving) == 1 else 'were'} still improving on "
+            f"validation data at the end, after {' or '.join(map(str, rounds))} rounds: with more, what is said here "
+            f"may change (`fedkin resume RUN --rounds {2 * rounds[-1]}`{'' if patient else ', or rounds = auto'})."
         )
     for method, each in members.items():
         diverged = list(dict.fromkeys(name for run in each for name in run.summary.diverged))

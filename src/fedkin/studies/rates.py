@@ -8,6 +8,7 @@ the comparison's. Nothing is run twice.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -173,6 +174,7 @@ def _write(folder: Path, tuned: Tuned) -> None:
             "runs": places,
             "validation": trial.validation,
             "round": trial.round,
+            "clients": [None if math.isnan(score) else score for score in trial.clients],
         }
 
     table = {method: {"own": r.own, "trials": [told(trial) for trial in r.trials]} for method, r in tuned.items()}
@@ -186,11 +188,13 @@ def read(folder: Path) -> tuple[list[Run], dict[str, Rates]] | None:
     tuned: dict[str, Rates] = {}
     try:
         for method, each in json.loads((folder / FILE).read_text(encoding="utf-8")).items():
-            trials = [
-                Trial(t["name"], t["values"], [Run(folder / p) for p in t["runs"]], t["validation"], t["round"])
-                for t in each["trials"]
-            ]
-            tuned[method] = _rates(method, trials, each["own"])
+            tuned[method] = _rates(method, [_read(folder, found) for found in each["trials"]], each["own"])
     except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise RunError(f"{folder / FILE} is damaged ({error!r}); the command that tuned writes it again.") from None
     return _runs(tuned), tuned
+
+
+def _read(folder: Path, found: Mapping[str, Any]) -> Trial:
+    runs = [Run(folder / place) for place in found["runs"]]
+    clients = tuple(math.nan if score is None else float(score) for score in found.get("clients", ()))
+    return Trial(found["name"], found["values"], runs, found["validation"], found["round"], clients)

@@ -14,6 +14,8 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..base import machine
@@ -25,7 +27,6 @@ from ..engines.start import Settings
 from ..evidence import grid
 from ..evidence.comparison import flat_settings
 from ..evidence.grid import Trial
-from ..maths import statistics
 from ..runs import options
 from ..runs.config import Config
 from ..runs.folder import replace_file
@@ -37,6 +38,8 @@ from .supply import Supply
 
 TUNED = ("settings.", "local.", "model.")
 """What a grid may be over: whatever leaves the validation data as they are."""
+NEIGHBOURS = 5
+"""Rounds before and after the one that is taken whose validation scores count for a point of a grid."""
 
 
 @dataclass(frozen=True)
@@ -223,20 +226,35 @@ def trial(points: Sequence[Point], name: str | None = None) -> Trial:
     """What a point came to, of which there is a run for each seed."""
     runs, values = [Run(point.path) for point in points], points[0].values
     name = name or points[0].name
-    best = [_best(run) for run in runs if run.complete]
-    known = [each for each in best if each is not None]
+    taken = [_taken(run) for run in runs if run.complete]
+    known = [each for each in taken if each is not None]
     if len(known) < len(runs):
         return Trial(name, values, runs, None, None)
-    return Trial(name, values, runs, sum(score for score, _ in known) / len(known), known[0][1])
+    clients = [scores for scores, _ in known]
+    mean = float(np.mean([np.nanmean(scores) for scores in clients]))
+    return Trial(name, values, runs, mean, known[0][1], tuple(np.concatenate(clients).tolist()))
 
 
-def _best(run: Run) -> tuple[float, int] | None:
-    """The best mean validation score, and its round; None where no score was ever finite."""
-    try:
-        index, best = statistics.best_mean(run.scores(part="validation"), run.summary.higher_is_better)
-    except ValueError:
+def _taken(run: Run) -> tuple[NDArray[np.float64], int] | None:
+    """(clients,) the validation scores around the round that is taken, and that round; None where none is finite."""
+    rounds = [line.round for line in run.rounds if not line.novel]
+    taken = run.summary.models[run.summary.headline].validated_round
+    if taken not in rounds:
         return None
-    return best, [line.round for line in run.rounds if not line.novel][index]
+    scores = around(run.scores(part="validation"), rounds.index(taken))
+    return (scores, taken) if np.isfinite(scores).any() else None
+
+
+def around(scores: NDArray[np.float64], at: int) -> NDArray[np.float64]:
+    """(clients,) of (rounds, clients): the means over the round at this place and its neighbours, as far as they are
+    finite: a tenth of the rounds before and after, `NEIGHBOURS` at most.
+
+    The round was taken as its score on these very rows was good: of few rows and many rounds that is luck, and the more
+    of it the more the scores jump from round to round. Its neighbours had no such luck."""
+    width = min(NEIGHBOURS, len(scores) // 10)
+    near = np.where(np.isfinite(scores), scores, np.nan)[max(0, at - width) : at + width + 1]
+    counts = np.isfinite(near).sum(axis=0)
+    return np.where(counts > 0, np.nansum(near, axis=0) / np.maximum(counts, 1), np.nan)
 
 
 def _possible(config: Config, name: str, value: float) -> bool:
