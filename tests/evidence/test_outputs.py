@@ -16,7 +16,7 @@ from safetensors import safe_open
 import fedkin
 from fedkin.base.task import METRICS, Task
 from fedkin.data.federation import Client, Federation
-from fedkin.engines import scores
+from fedkin.engines import handing
 from fedkin.errors import FedkinError
 from fedkin.evidence.outputs import Outputs
 from fedkin.runs.config import merge
@@ -114,7 +114,7 @@ def test_much_is_cut_to_the_headline_and_what_was_handed_out(tmp_path: Path, mon
     federation = toy((90, 80, 70, 60), [0, 0, 0, 1])  # who disagrees with the majority prefers a model tuned to itself
 
     def outputs(most: int) -> Outputs:
-        monkeypatch.setattr(scores, "MOST_BYTES", most)
+        monkeypatch.setattr(handing, "MOST_BYTES", most)
         run = fedkin.run(SETTINGS, method="fedavg", seed=2, federation=federation, out=tmp_path / str(most))
         found = run.outputs()
         assert found is not None

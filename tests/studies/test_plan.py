@@ -26,7 +26,7 @@ import fedkin
 from fedkin import FedkinError, Listener
 from fedkin.base.state import State
 from fedkin.data import from_tables
-from fedkin.engines import recorder
+from fedkin.engines import participation
 from fedkin.engines.simulation import Interrupted
 from fedkin.methods.fedavg import FedAvg
 from fedkin.runs.folder import RunError
@@ -71,7 +71,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     watch(from_tables, "read", "readings")
     watch(supply, "assemble", "assemblies")
     watch(supply, "load_federation", "loads")
-    watch(recorder.Recorder, "line", "rounds")
+    watch(participation.Attendance, "reached", "rounds")
     return counts
 
 

@@ -12,7 +12,7 @@ from helpers import ready, simulate, toy
 
 import fedkin
 from fedkin.data.federation import Client, Federation
-from fedkin.engines import simulation, start
+from fedkin.engines import recorder, start
 from fedkin.engines.simulation import Interrupted, Listener
 from fedkin.evidence import progress
 from fedkin.evidence.records import Line, ModelScores, Validation
@@ -148,7 +148,7 @@ def test_who_listens_to_whom_is_kept_and_told_of_the_chosen_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, patience: int
 ) -> None:
     """Of so many clients that not every round's is kept, of a run whose best test round is another one."""
-    monkeypatch.setattr(simulation, "MOST_XI", 3)
+    monkeypatch.setattr(recorder, "MOST_XI", 3)
     clients = tuple(replace(client, group=i // 2) for i, client in enumerate(noisy(24).clients))
     federation = replace(noisy(24), clients=clients)
     hidden = {"name": "mlp", "settings": {"hidden": [16]}}

@@ -322,7 +322,7 @@ def test_after_whichever_round_a_run_is_stopped_it_ends_the_same_though_uploads_
     lost = []
     for round in range(1, ROUNDS):
         run = stopped(tmp_path / f"after-{round}", round, *words)
-        lost.append("held/held.clients" in tensors(run / "checkpoint" / "state.safetensors")[0])
+        lost.append("before/clients" in tensors(run / "checkpoint" / "state.safetensors")[0])
         resume(run)
         assert_same(run, wholes(*words))
     assert any(lost), "clients who wait for word that their upload arrived are saved too"
