@@ -36,8 +36,8 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
         "peak_bytes", "parameters",
         "execution", "versions", "commit", "device",
     ]  # fmt: skip
-    ordinary = ["round", "seconds", "bytes_down", "bytes_up", "participants", "gradients", "passes", "train_loss", "diverged"]
-    ordinary.append("models")
+    ordinary = ["round", "seconds", "bytes_down", "bytes_up", "participants", "gradients", "passes", "train_loss"]
+    ordinary += ["diverged", "models"]
     assert [list(line) for line in lines[:3]] == [ordinary] * 3
     assert list(lines[3]) == [*ordinary[:-1], "final", "models"]
     assert [list(line) for line in lines[4:]] == [["round", "novel", "models"]] * len(lines[4:]) != []
