@@ -15,6 +15,7 @@ from .errors import FedkinError
 from .methods._method import Method
 from .methods._problem import Problem
 from .runs.saved_model import Prediction, Saved
+from .runs.sinks import JsonLines, Sink, TensorBoard
 from .studies.compare import Results, compare
 from .studies.cross import Crossed, cross
 from .studies.reopen import open as open  # not in __all__: `import *` would hide Python's own
@@ -33,6 +34,7 @@ __all__ = [
     "Crossed",
     "Federation",
     "FedkinError",
+    "JsonLines",
     "Levels",
     "Listener",
     "Method",
@@ -42,8 +44,10 @@ __all__ = [
     "Results",
     "Run",
     "Saved",
+    "Sink",
     "State",
     "Task",
+    "TensorBoard",
     "Tuned",
     "__version__",
     "compare",

@@ -8,8 +8,8 @@ import pytest
 
 STAY = {
     "fedkin": (
-        "Client Cohort Federation FedkinError Levels Listener Method Prediction Predictor Problem Results Run Saved "
-        "State Task Tuned __version__ compare load resume run tune vary"
+        "Client Cohort Federation FedkinError JsonLines Levels Listener Method Prediction Predictor Problem Results "
+        "Run Saved Sink State Task TensorBoard Tuned __version__ compare load resume run tune vary"
     ),
     "fedkin.method": "Cohort Local Memory Message Method Model Problem Proximal Round Server State Tensor Upload",
     "fedkin.task": (

@@ -31,6 +31,12 @@ Native = Annotated[
     bool, typer.Option("--native", help="Each method's own local training, in place of an equal budget for all.")
 ]
 Jobs = Annotated[int, typer.Option(min=1, help="Runs at a time, each in a process of its own.")]
+SinkWords = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--sink", help="Tell rounds as they end: jsonl:PATH (a file or a named pipe), tensorboard:FOLDER; repeatable."
+    ),
+]
 Out = Annotated[Path | None, typer.Option("--out", help="Folder to write to.", show_default=False)]
 
 

@@ -23,6 +23,7 @@ from ..evidence import comparison
 from ..evidence.records import Line
 from ..runs import options
 from ..runs.config import Config, merge, read_toml
+from ..runs.sinks import Named, Sinks
 from ..studies import compare as comparing
 from ..studies import demo as demonstration
 from ..studies import reopen
@@ -36,7 +37,7 @@ from ..studies.study import Found, default_folder
 from ..studies.study_file import FILE, KINDS, Study, is_ours, taken_apart
 from ..studies.tune import Tuned
 from ..studies.vary import Levels, vary
-from .app import FREE, Jobs, Native, Out, Words, app, paragraphs, table_of
+from .app import FREE, Jobs, Native, Out, SinkWords, Words, app, paragraphs, table_of
 from .terminal import (
     bar,
     err,
@@ -80,7 +81,7 @@ def demo(
 
 
 @app.command(context_settings=FREE)
-def run(words: Words = None, folder: Out = None, native: Native = False) -> None:
+def run(words: Words = None, folder: Out = None, native: Native = False, sink: SinkWords = None) -> None:
     """Run one method: `fedkin run --method fedamp --data digits --split relabelled --rounds 10`.
 
     Settings are written `key=value`, `--key value` or `--key=value`;
@@ -89,10 +90,11 @@ def run(words: Words = None, folder: Out = None, native: Native = False) -> None
     Your own table: `--data patients.csv --client hospital --target disease`,
     and `--group patient` where a patient has several rows.
     """
+    sinks = Named(sink or [])
     ready = start.prepare(_budgeted(options.parse(words or []), native))
     path = folder or start.free_folder(ready.config)
     with listening(ready.config.rounds, path) as listener:
-        start.start(ready, path, listener)
+        start.start(ready, path, one.heard_by(listener, sinks(path.name)))
     show_run(Run(path))
 
 
@@ -140,6 +142,7 @@ def compare(
         ),
     ] = "",
     jobs: Jobs = 1,
+    sink: SinkWords = None,
 ) -> None:
     """Compare methods over seeds: a table, tests, and a report. The same command again goes on where it ended.
 
@@ -158,6 +161,11 @@ def compare(
         raise FedkinError(
             f"--references are rows of one table, and {'--vary' if wanted else '--cross'} makes several: leave one out."
         )
+    if (wanted or crossed) and sink:
+        raise FedkinError(
+            f"--sink is for one comparison, and {'--vary' if wanted else '--cross'} makes several: leave one out."
+        )
+    sinks = Named(sink or [], several=True)
     if crossed and formats:
         raise FedkinError("--figures are of one comparison or of levels; for combinations there is the report.")
     raw = _budgeted(options.parse(words or [], several=names), native)
@@ -175,7 +183,7 @@ def compare(
             found = kind(raw, listener=lambda level, method, s: told(f"{level}: {method}, seed {s}"), **common)
         _show(found, formats)
         return
-    _show(_compare(raw, names, seeds, folder, without, jobs, grid), formats)
+    _show(_compare(raw, names, seeds, folder, without, jobs, grid, sinks), formats)
 
 
 @app.command(context_settings=FREE)
@@ -238,9 +246,10 @@ def resume(
     rounds: Annotated[
         int | None, typer.Option(min=1, help="Rounds in all: makes a finished run longer.", show_default=False)
     ] = None,
+    sink: SinkWords = None,
 ) -> None:
     """Go on with a run that was interrupted, from its last checkpoint; with --rounds, with one that has ended."""
-    found = Run(path)
+    found, sinks = Run(path), Named(sink or [])
     if found.complete and (rounds is None or start.lengthened(found, rounds) is None):
         show_run(found)
         out.print(
@@ -248,7 +257,7 @@ def resume(
         )
         return
     with listening(rounds or found.resolved().rounds, path) as listener:
-        finished = one.resume(path, rounds=rounds, listener=listener)
+        finished = one.resume(path, rounds=rounds, listener=listener, sinks=sinks(path.name))
     show_run(finished)
 
 
@@ -339,6 +348,7 @@ def _compare(
     without: Sequence[str] = (),
     jobs: int = 1,
     grid: Sequence[str | float] = (),
+    sinks: Sinks | None = None,
 ) -> Results:
     with _progress((len(dict.fromkeys(names)) * max(1, len(grid)) + bool(without)) * seeds) as told:
         return comparing.compare(
@@ -350,6 +360,7 @@ def _compare(
             out=folder,
             jobs=jobs,
             listener=lambda method, seed: told(f"{method}, seed {seed}"),
+            sinks=sinks,
         )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import torch
@@ -46,7 +47,8 @@ def run_together(
     stopped: dict[int, Diverged | Interrupted] = {}
     asked: dict[int, Request] = {}
     since = [time.perf_counter()] * len(simulations)
-    rounds = [s.rounds(c) for s, c in zip(simulations, checkpoints, strict=True)]
+    ends = ExitStack()  # whatever one of them raises, the others are over, too
+    rounds = [ends.enter_context(closing(s.rounds(c))) for s, c in zip(simulations, checkpoints, strict=True)]
     apart: set[type[Method]] = set()
     pool = Pool()
 
@@ -65,7 +67,7 @@ def run_together(
     for simulation, checkpoint in zip(simulations, checkpoints, strict=True):
         simulation.beside = len(simulations)
         simulation.take_up(checkpoint)
-    with machine.threads(max(s.threads[0] for s in simulations)):
+    with ends, machine.threads(max(s.threads[0] for s in simulations)):
         for i in range(len(simulations)):
             go_on(i, None, 0.0)
         while asked:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +13,7 @@ from ..base.state import State
 from ..evidence.records import Execution, Line
 from ..runs.checkpoint import Checkpoint
 from ..runs.folder import RunError, Writer
+from ..runs.sinks import Audience, Sink
 from . import capacity
 from .assembly import Assembly
 from .capacity import Room
@@ -32,12 +34,13 @@ class Interrupted(Exception):
 
 @dataclass
 class Listener:
-    """What a run tells while it goes on; the default says nothing."""
+    """What a run tells while it goes on; the default says nothing. Sinks cannot stop it, whatever becomes of them."""
 
     on_start: Callable[[Assembly], None] = lambda assembly: None
     on_round: Callable[[Line], None] = lambda record: None
     on_warning: Callable[[str], None] = lambda sentence: None
     stop: Callable[[], bool] = lambda: False
+    sinks: tuple[Sink, ...] = ()
 
 
 def server_of(
@@ -64,12 +67,13 @@ class Simulation:
     def __init__(self, assembly: Assembly, writer: Writer, listener: Listener | None = None) -> None:
         self.a, self.writer, self.config = assembly, writer, assembly.config
         self.listener = listener or Listener()
+        self.audience = Audience(self.listener.sinks, lambda sentence: self.listener.on_warning(sentence))
         self.shelf = mapped_rows.shelf_for(self.config.weights, writer.path, assembly.device)
         self.server = server_of(
             assembly,
             writer,
             lambda sentence: self.listener.on_warning(sentence),
-            lambda line: self.listener.on_round(line),
+            self._heard,
             self.shelf,
         )
         self.recorder = self.server.recorder
@@ -100,8 +104,7 @@ class Simulation:
     def run(self, checkpoint: Checkpoint | None = None) -> None:
         """From the start, or from a checkpoint; ends with a summary on disk."""
         self.take_up(checkpoint)
-        with machine.threads(self.threads[0]):
-            rounds = self.rounds(checkpoint)
+        with machine.threads(self.threads[0]), closing(self.rounds(checkpoint)) as rounds:
             request = advance(rounds)
             while request is not None:
                 reply, request = [request.answer()], None  # no longer held: it has copies of rows
@@ -117,13 +120,22 @@ class Simulation:
                 self.threads = int(before.threads), BEFORE
 
     def rounds(self, checkpoint: Checkpoint | None = None) -> Requests[None]:
-        """The run, told what each training came to: parcels of the server are answered by the site."""
+        """The run, told what each training came to. However it ends, and be it that nobody goes on with it, the sinks
+        are told."""
+        try:
+            yield from self._rounds(checkpoint)
+        finally:
+            self.audience.end(None)
+
+    def _rounds(self, checkpoint: Checkpoint | None) -> Requests[None]:
+        """Parcels of the server are answered by the site."""
         self.server.meet(self.site.hello())
         if checkpoint is None:
             self.server.begin()
             self.site.enlist()
         else:
             self._restore(checkpoint)
+        self.audience.start(self.config.model_dump(mode="json"), self.a.known_problem().names)
         exchanges = self.server.exchanges()
         passing = next(exchanges, None)
         while passing is not None:
@@ -143,6 +155,10 @@ class Simulation:
                 del reply
         self._end()
 
+    def _heard(self, line: Line) -> None:
+        self.listener.on_round(line)
+        self.audience.round(line)
+
     def _between(self, ended: Ended) -> None:
         """After a round: what there is is saved now and then, and the run may be stopped."""
         if ended.round >= 0:
@@ -159,7 +175,9 @@ class Simulation:
         came = Outcome(
             server.last, server.models, kept, server.novel, peak, execution, server.withheld, server.untrained
         )
-        self.writer.summary(summarise(self.writer.path, self.a, came))
+        summary = summarise(self.writer.path, self.a, came)
+        self.writer.summary(summary)
+        self.audience.end(summary)
 
     def _how(self) -> Execution:
         """How clients were run, for the summary: each choice with its reason."""

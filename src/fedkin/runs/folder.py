@@ -126,7 +126,7 @@ class Writer:
         before = path.stat().st_size if path.exists() else 0
         try:
             with path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(_plain(record), allow_nan=False) + "\n")
+                file.write(json.dumps(plain(record), allow_nan=False) + "\n")
         except OSError as error:
             os.truncate(path, before)
             raise _unwritten(path, error) from None
@@ -175,16 +175,16 @@ class Writer:
         folder = self.path / "models"
         folder.mkdir(exist_ok=True)
         with replacing(folder / f"{file_name(client)}.safetensors") as new:
-            save_file({n: t.contiguous().cpu() for n, t in tensors.items()}, new, {"fedkin": json.dumps(_plain(about))})
+            save_file({n: t.contiguous().cpu() for n, t in tensors.items()}, new, {"fedkin": json.dumps(plain(about))})
 
     def outputs(self, outputs: Outputs) -> None:
         """What the models answered on the test samples."""
         tensors, about = outputs.to_file()
         with replacing(self.path / "outputs.safetensors") as new:
-            save_file({n: t.contiguous() for n, t in tensors.items()}, new, {"fedkin": json.dumps(_plain(about))})
+            save_file({n: t.contiguous() for n, t in tensors.items()}, new, {"fedkin": json.dumps(plain(about))})
 
     def summary(self, summary: Mapping[str, Any]) -> None:
-        text = json.dumps(_plain(summary), indent=2, allow_nan=False)
+        text = json.dumps(plain(summary), indent=2, allow_nan=False)
         replace_file(self.path / "summary.json", text.encode())
 
 
@@ -203,14 +203,14 @@ def _taken(path: Path) -> str:
     return "is not empty" if {p.name for p in path.iterdir()} - {"config.toml.new"} else ""
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """For JSON: NaN and infinity become null, tensors lists."""
     if isinstance(value, Tensor):
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
+        return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(v) for v in value]
+        return [plain(v) for v in value]
     if isinstance(value, float) and not np.isfinite(value):
         return None
     return value

@@ -18,11 +18,12 @@ from ..evidence.references import Reference, rows
 from ..evidence.verdicts import Joining
 from ..methods import Named
 from ..runs.config import merge
+from ..runs.sinks import Sinks
 from . import rates, references
 from .carry_out import carry_out, refuse_jobs
 from .plan import Cell, Listeners, compared, for_each, named, of_one_split
 from .rates import Tuned, Wanted
-from .run import Run
+from .run import Run, heard_by
 from .study_file import keep
 from .supply import Supply
 
@@ -99,6 +100,7 @@ def compare(
     out: Path | str = "runs/comparison",
     jobs: int = 1,
     listener: Listener | Callable[[str, int], Listener] | None = None,
+    sinks: Sinks | None = None,
     **settings: Any,
 ) -> Results:
     """Runs methods x seeds under the same settings and compares them.
@@ -111,7 +113,8 @@ def compare(
     each method's learning rate is chosen on validation data, of x0.1, x0.3, x1, x3 and x10 its own, or of the rates and
     factors given (`[0.001, 0.01]`, `["x1", "x3"]`); the best runs are compared. `jobs`: how many runs go on at a time,
     in processes of their own; the numbers are the same. `listener`: one that hears of all runs, or a function that
-    gives each its own by the method and the seed.
+    gives each its own by the method and the seed. `sinks`: a function of a run's name, such as 'fedamp-seed0', that
+    gives it sinks of its own.
     """
     folder, given = Path(out), {"model": model, "loss": loss, "metric": metric}
     raw, objects = understood(config, settings, federation=federation, **given)
@@ -129,6 +132,8 @@ def compare(
     told: Listeners | None = None
     if heard is not None:
         told = partial(_of_a_cell, heard)
+    if sinks is not None:
+        told = partial(_with_sinks, sinks, told)
     carry_out(stacks, supply, objects, told, jobs=jobs, spare_diverged=bool(grid))
     yardsticks.write(folder, heard)
     runs, tuned = rates.chosen(cells)
@@ -137,6 +142,13 @@ def compare(
 
 def _of_a_cell(listener: Callable[[str, int], Listener], cell: Cell) -> Listener:
     return listener(cell.of_seeds, cell.config.seed)
+
+
+def _with_sinks(sinks: Sinks, listeners: Listeners | None, cell: Cell) -> Listener:
+    told = listeners(cell) if listeners else None
+    if cell.complete and cell.upto is None:  # it is counted, and not run
+        return told or Listener()
+    return heard_by(told, sinks(cell.path.relative_to(cell.comparison).as_posix()))
 
 
 class Yardsticks:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from ..runs.config import Config
 from ..runs.folder import RunError, RunFolder
 from ..runs.saved_model import Network as Own
 from ..runs.saved_model import Prediction, Saved, read_file
+from ..runs.sinks import Sink
 
 
 class Run(RunFolder):
@@ -82,17 +84,19 @@ def run(
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
     out: Path | str | None = None,
     listener: Listener | None = None,
+    sinks: Sequence[Sink] = (),
     **settings: Any,
 ) -> Run:
     """Runs one method and returns its run folder.
 
     `config`: a TOML file or a table; `settings` are laid over it (`method="fedamp"`, `rounds=10`,
     `data={"split": "iid"}`). `federation`, `model`, `loss` and `metric` may be given as Python objects: a federation
-    as itself, a function that makes it, or {client: (x, y)}; and `method` as a class, or as an object of one.
+    as itself, a function that makes it, or {client: (x, y)}; and `method` as a class, or as an object of one. `sinks`
+    are told of the start, every round and the end, and cannot harm the run.
     """
     ready = start.prepare(config, federation=federation, model=model, loss=loss, metric=metric, **settings)
     path = Path(out) if out is not None else start.free_folder(ready.config)
-    start.start(ready, path, listener)
+    start.start(ready, path, heard_by(listener, sinks))
     return Run(path)
 
 
@@ -106,13 +110,14 @@ def resume(
     loss: Callable[[Tensor, Tensor], Tensor] | None = None,
     metric: Callable[[Tensor, Tensor], Tensor] | None = None,
     listener: Listener | None = None,
+    sinks: Sequence[Sink] = (),
 ) -> Run:
     """Goes on with an unfinished run from its last checkpoint; a finished one is returned as it is.
 
     `rounds`: so many in all, which makes a finished run longer. Python objects that the run was started with have to be
     given again; a class or function, if it cannot be imported by the name that the run has for it.
     """
-    run = Run(path)
+    run, listener = Run(path), heard_by(listener, sinks)
     if run.complete and rounds is None:
         return run
     found = start.again(run.config, method, federation)  # before anything that the run names is looked for
@@ -126,3 +131,9 @@ def resume(
     simulation.server.upto = rounds
     simulation.run(checkpoint)
     return Run(path)
+
+
+def heard_by(listener: Listener | None, sinks: Sequence[Sink]) -> Listener:
+    """A listener with sinks beside those that it has."""
+    listener = listener or Listener()
+    return replace(listener, sinks=(*listener.sinks, *sinks))

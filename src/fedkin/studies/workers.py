@@ -23,6 +23,8 @@ from ..base import spinning
 from ..base.wording import first_line
 from ..engines.simulation import Diverged, Interrupted, Listener
 from ..errors import FedkinError
+from ..evidence.records import Line, Summary
+from ..runs.sinks import Audience, Sink
 from .plan import Cell, Listeners, Stack
 from .supply import Supply
 
@@ -98,11 +100,26 @@ def _listen(
     listener: Listeners | None,
 ) -> None:
     """Passes on what the workers tell until all stacks are done."""
+    heard: dict[Any, tuple[Listener, Audience]] = {}
+    try:
+        _pass_on(stacks, processes, told, stop, listener, heard)
+    finally:  # what has not ended was in a worker that is lost, or is not heard to its end
+        for _, audience in heard.values():
+            audience.end(None)
+
+
+def _pass_on(
+    stacks: Sequence[Stack],
+    processes: Sequence[SpawnProcess],
+    told: Any,
+    stop: Callable[[], None],
+    listener: Listeners | None,
+    heard: dict[Any, tuple[Listener, Audience]],
+) -> None:
     cells = {cell.path: cell for stack in stacks for cell in stack}
-    heard: dict[Any, Listener] = {}
     left, errors, unbegun = set(range(len(stacks))), list[BaseException](), False
     while left:
-        if any(each.stop() for each in heard.values()):
+        if any(each.stop() for each, _ in heard.values()):
             stop()
         try:
             number, path, event, what = told.get(timeout=PATIENCE)
@@ -113,9 +130,10 @@ def _listen(
                 stop()  # the others save their round
             continue
         if event == "begun" and listener:
-            heard[path] = listener(cells[path])
-        elif event in ("round", "warning") and path in heard:
-            (heard[path].on_round if event == "round" else heard[path].on_warning)(what)
+            own = listener(cells[path])
+            heard[path] = own, Audience(own.sinks, own.on_warning)
+        elif event in ("start", "round", "end", "warning") and path in heard:
+            _tell(*heard[path], event, what)
         elif event in ("done", "failed", "left"):
             left.discard(number)
             unbegun |= event == "left"
@@ -129,6 +147,18 @@ def _listen(
         raise LostWorker(_lost({process.exitcode for process in processes} - {0, None}))
     if unbegun:
         raise Interrupted("Stopped before all runs were begun; everything is saved.")
+
+
+def _tell(listener: Listener, audience: Audience, event: str, what: Any) -> None:
+    if event == "warning":
+        listener.on_warning(what)
+    elif event == "start":
+        audience.start(*what)
+    elif event == "end":
+        audience.end(what)
+    else:
+        listener.on_round(what)
+        audience.round(what)
 
 
 def _lost(codes: set[int | None]) -> str:
@@ -187,14 +217,30 @@ def _next(following: Any) -> int:
     return number
 
 
+class Afar(Sink):
+    """Sends what a run tells to the process that asked for it: there are its sinks."""
+
+    def __init__(self, send: Callable[[str, object], None]) -> None:
+        self.send = send
+
+    def start(self, config: Mapping[str, Any], clients: tuple[str, ...]) -> None:
+        self.send("start", (config, clients))
+
+    def round(self, line: Line) -> None:
+        self.send("round", line)
+
+    def end(self, summary: Summary | None) -> None:
+        self.send("end", summary)
+
+
 def _listener(number: int, told: Any, stop: Any, cell: Cell) -> Listener:
     """What a run tells, sent to the process that asked for it."""
-    told.put((number, cell.path, "begun", None))
-    return Listener(
-        on_round=lambda record: told.put((number, cell.path, "round", record)),
-        on_warning=lambda sentence: told.put((number, cell.path, "warning", sentence)),
-        stop=stop.is_set,
-    )
+
+    def send(event: str, what: object) -> None:
+        told.put((number, cell.path, event, what))
+
+    send("begun", None)
+    return Listener(on_warning=partial(send, "warning"), stop=stop.is_set, sinks=(Afar(send),))
 
 
 def _portable(error: Exception) -> Exception:
