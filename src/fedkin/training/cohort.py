@@ -16,7 +16,7 @@ from ..base.weights import Layout
 from .augment import Augmentation
 from .execution import Batch, Execution, batch_weights
 from .ledger import Ledger
-from .optimisers import Extra, Local, Optimiser
+from .optimisers import Extra, Local, Optimiser, SomeColumns, Whole
 
 
 @dataclass(frozen=True, repr=False)
@@ -276,20 +276,35 @@ class Cohort:
         round: Round,
         *,
         extra: Extra | None = None,
+        columns: Tensor | None = None,
         epochs: int | None = None,
         stream: str = "train",
         optimiser: Optimiser | None = None,
     ) -> Tensor:
-        """Local training from rows W (m, D); returns new rows. `extra(w, k)` is added to the first k gradients."""
+        """Local training from rows W (m, D); returns new rows. `extra(w, k)` is added to the first k gradients.
+
+        With `columns`, their numbers or a mask, as `layout.columns` and `layout.split` give them, only these parameters
+        move, as if the optimiser knew no others: decay, momentum, clipping and the proximal term are theirs alone, and
+        the others keep their bits. Float buffers (BatchNorm's statistics) move as in any training pass if they are
+        among the columns or any parameter of their module is, and otherwise stay; what the pass itself computes with
+        is the batch's own statistics either way.
+        """
         rows, memory = self.execution.workspace(W)
         main = stream == "train" and optimiser is None
-        optimiser = optimiser or self.optimiser(rows, self.ledger.optimiser if main else None)
+        kept = self.ledger.optimiser if main else None
         lr = self.lr(round) if self.rates is None else self.lrs(round)
+        moved: Whole | SomeColumns
+        if columns is None:
+            moved = Whole(optimiser or self.optimiser(rows, kept), rows, extra)
+        else:
+            local, kept = (optimiser.local, optimiser.state) if optimiser else (self.local, kept)
+            moved = SomeColumns(local, rows, self.layout, columns, kept, extra)
         for batch in self.batches(round, stream=stream, epochs=epochs):
             G = self._grad(self.execution, rows, batch, memory)
-            optimiser.step(rows, G, lr, extra)
+            moved.step(G, lr)
+        state = moved.close()
         if main and self.ledger.optimiser is not None:
-            self.ledger.optimiser = optimiser.state
+            self.ledger.optimiser = state
         return self.execution.finished(rows)
 
     def full_grad(self, W: Tensor, round: Round) -> Tensor:
