@@ -1149,3 +1149,81 @@ def test_taking_clients_copies_no_data() -> None:
     assert some.x.data_ptr() == samples.x.data_ptr()
     for (x, y), i in zip(parts(some), (2, 0), strict=True):
         assert torch.equal(x, parts(samples)[i][0]) and torch.equal(y, parts(samples)[i][1])
+
+
+# The loss without a gradient, and what is counted
+
+
+@narrow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("network", ["batch-norm", "dropout"])
+def test_the_loss_of_a_part_is_that_of_plain_modules_in_evaluation_mode(
+    network: str, way: str, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cohort, W, held, module = scored(way, network)
+    cohort.validation = held
+    monkeypatch.setattr(evaluation, "NUMBERS_AT_ONCE", numbers)
+    for part, samples in (("train", cohort.train), ("validation", held)):
+        found = cohort.loss(W, part)  # type: ignore[arg-type]
+        expected = [F.cross_entropy(plainly(module, w, x), y) for w, (x, y) in zip(W, parts(samples), strict=True)]
+        assert found.tolist() == pytest.approx(torch.stack(expected).tolist(), rel=1e-9, nan_ok=True)
+        assert found.isnan().tolist() == [n == 0 for n in samples.counts]
+        assert (found.dtype, found.device) == (W.dtype, W.device)
+    assert cohort.ledger.passes is not None
+    assert cohort.ledger.passes.tolist() == [n + t for n, t in zip(SIZES, TESTS, strict=True)]
+    assert cohort.ledger.gradients is None and cohort.ledger.mean_loss() is None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training_samples_count_in_the_loss_as_in_training_and_others_alike(way: str) -> None:
+    """By their classes' weights and by their own: over one batch of everything it is the loss that is minimised."""
+    weights = [[1.0, 2.0, 3.0], [4.0, 0.5, 6.0]]
+    cohort, W, module = made(way=way, sizes=(9, 6), weights=weights, local=Local(epochs=1, batch_size=9))
+    own = torch.rand(15, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    cohort.train = cohort.validation = replace(cohort.train, weight=own)
+    found, held = cohort.loss(W), cohort.loss(W, "validation")
+    for i, (x, y) in enumerate(parts(cohort.train)):
+        values = F.cross_entropy(plainly(module, W[i], x), y, reduction="none")
+        weight = torch.tensor(weights[i], device=DEVICE, dtype=torch.float64)[y] * own[9 * i : 9 * i + len(y)]
+        assert found[i].item() == pytest.approx(((values * weight).sum() / weight.sum()).item())
+        assert held[i].item() == pytest.approx(values.mean().item())
+    cohort.grad(W.clone(), next(iter(cohort.batches(at(1)))))
+    mean = cohort.ledger.mean_loss()
+    assert mean is not None and mean.tolist() == pytest.approx(found.tolist())
+    cohort.class_weight = None
+    assert (cohort.loss(W) - found).abs().min() > 1e-4
+
+
+def test_a_loss_of_all_samples_at_once_is_asked_about_all_of_them() -> None:
+    cohort, W, module = made(loss=loss_named(smoothed))
+    cohort.task = replace(cohort.task, loss=loss_named(smoothed))
+    expected = [smoothed(plainly(module, w, x), y) for w, (x, y) in zip(W, parts(cohort.train), strict=True)]
+    assert cohort.loss(W).tolist() == pytest.approx(torch.stack(expected).tolist())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_products_with_the_hessian_count_as_gradients_and_a_mixture_as_two(way: str) -> None:
+    """Of those in the batch; a product has no loss to tell, so that the mean is over the others."""
+    cohort, W, _ = made(way=way)
+    W, batch = W.clone(), list(cohort.batches(at(1)))[-1]
+    k, V = len(batch), torch.ones(5, cohort.layout.parameters, dtype=torch.float64, device=DEVICE)
+
+    def spent() -> list[float]:
+        assert cohort.ledger.gradients is not None
+        return cohort.ledger.gradients.tolist()
+
+    cohort.curvature(W, V, batch)
+    assert spent() == [1] * k + [0] * (5 - k) and cohort.ledger.mean_loss() is None
+    cohort.grad(W, batch)
+    told = cohort.ledger.mean_loss()
+    cohort.curvature(W, V, batch)
+    again = cohort.ledger.mean_loss()
+    assert spent()[:k] == [3] * k and told is not None and again is not None and torch.equal(told[:k], again[:k])
+    cohort.mixed_grad(W.clone(), W, torch.full((5,), 0.5, dtype=torch.float64, device=DEVICE), batch)
+    assert spent() == [5] * k + [0] * (5 - k)
+    whole = cohort.ledger.take(torch.tensor([0]))
+    assert whole.gradients is not None and whole.gradients.tolist() == [5]
+    mean = whole.mean_loss()
+    assert mean is not None and mean.tolist() == pytest.approx(told[:1].tolist())
+    cohort.fit(W, at(1), columns=cohort.layout.columns("head"))
+    assert spent() == [5 * (i < k) + n for i, n in enumerate(cohort.step_counts())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -229,6 +230,7 @@ class Cohort:
 
     def curvature(self, W: Tensor, V: Tensor, batch: Batch) -> Tensor:
         """(k, d) Hessians of the batch's k clients at the first rows of W, times the first rows of V (·, d)."""
+        self.ledger.derived(len(batch), len(self), W)
         return self.execution.curvature(W[: len(batch)], V[: len(batch)], batch)
 
     def mixed_grad(self, V: Tensor, W: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -241,18 +243,20 @@ class Cohort:
         named = {f"{side}.{n}": t for side, rows in sides.items() for n, t in self.layout.tensors(rows).items()}
         named["alpha"] = alpha[:k]
         both = torch.cat([named[field.name].reshape(k, -1) for field in pair.layout.fields], dim=1)
-        G = self._grad(pair, both, batch)
+        G = self._grad(pair, both, batch, models=2)
         moved = pair.layout.rest(both)
         for side, rows in sides.items():
             for name, statistics in self.layout.rest(rows).items():
                 statistics.copy_(moved[f"{side}.{name}"])
         return G[:, :d], G[:, d:]
 
-    def _grad(self, execution: Execution, W: Tensor, batch: Batch, out: Tensor | None = None) -> Tensor:
+    def _grad(
+        self, execution: Execution, W: Tensor, batch: Batch, out: Tensor | None = None, models: int = 1
+    ) -> Tensor:
         G, losses, rest = execution.grad(W, batch, out)
         if rest is not None:
             W[: len(batch), execution.layout.parameters :] = rest
-        self.ledger.gradient(losses.to(W.dtype), len(self))
+        self.ledger.gradient(losses.to(W.dtype), len(self), models)
         return G
 
     def lr(self, round: Round) -> float:
@@ -322,6 +326,22 @@ class Cohort:
             total[: len(batch)] += self.grad(W, batch) * share
             weight[: len(batch)] += share
         return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
+
+    # ---- without gradients ----
+
+    def loss(self, W: Tensor, part: Literal["train", "validation"] = "train") -> Tensor:
+        """(m,) each client's mean loss on its training or validation part at its row of W (m, D), in evaluation mode;
+        NaN for one without samples.
+
+        Training samples count by the weights of classes and samples with which they are trained on, validation samples
+        all alike, as where they choose a round. Images are as they are, not augmented.
+        """
+        from .evaluation import losses  # it knows `Samples`
+
+        samples = self.train if part == "train" else replace(self.validation, weight=None)
+        self.ledger.looked(samples.counts)
+        found = losses(self.execution, samples, W, self.task.loss, self.class_weight if part == "train" else None)
+        return found.to(W)
 
 
 def _gathered(samples: Tensor, index: Tensor) -> Tensor:
