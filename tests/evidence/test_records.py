@@ -32,11 +32,11 @@ def test_a_run_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert list(summary) == [
         "method", "data", "split", "seed", "rounds", "preset", "clients", "groups", "samples", "corrupted", "metric",
         "higher_is_better", "headline", "models", "kept", "collaboration", "novel", "untrained", "linear", "notes",
-        "ended", "diverged", "withheld", "bytes_down", "bytes_up", "gradients", "seconds", "peak_bytes", "parameters",
-        "execution", "versions", "commit", "device",
+        "ended", "diverged", "withheld", "bytes_down", "bytes_up", "gradients", "passes", "seconds", "peak_bytes",
+        "parameters", "execution", "versions", "commit", "device",
     ]  # fmt: skip
-    ordinary = ["round", "seconds", "bytes_down", "bytes_up", "participants", "gradients", "train_loss", "diverged"]
-    ordinary.append("models")
+    ordinary = ["round", "seconds", "bytes_down", "bytes_up", "participants", "gradients", "passes", "train_loss"]
+    ordinary += ["diverged", "models"]
     assert [list(line) for line in lines[:3]] == [ordinary] * 3
     assert list(lines[3]) == [*ordinary[:-1], "final", "models"]
     assert [list(line) for line in lines[4:]] == [["round", "novel", "models"]] * len(lines[4:]) != []
