@@ -263,3 +263,20 @@ def test_a_silo_whose_hazards_are_reversed_keeps_to_itself(tmp_path: Path, metho
     assert xi[odd, others].sum() < 0.01
     assert xi[others, odd].max() < 0.02
     assert np.mean([xi[i, [j for j in others if j != i]].sum() for i in others]) > 0.2
+
+
+def test_what_is_looked_at_to_know_whom_to_trust_is_counted(tmp_path: Path) -> None:
+    """Three models on at most 256 samples of training and of validation data, in every round of those who ask."""
+    assembly = ready(toy((300, 9, 7)), method="fedamp", data={"validation": 0.2})
+    cohort, w = assembly.cohort, assembly.problem.initial.expand(3, -1).clone()
+    ones = torch.ones(3, dtype=w.dtype, device=DEVICE)
+    _trust.heeded(cohort, State(u=w, tau=ones, trust=ones), State(personal=w, alone=w))
+    counts = [3 * (min(n, 256) + held) for n, held in zip(cohort.samples, cohort.validation.counts, strict=True)]
+    assert cohort.samples[0] < 256 and sum(cohort.validation.counts) > 0
+    assert cohort.ledger.passes is not None and cohort.ledger.passes.tolist() == counts
+    many = ready(toy((400, 9)), method="fedamp").cohort
+    _trust.heeded(many, State(u=w[:2], tau=ones[:2], trust=ones[:2]), State(personal=w[:2], alone=w[:2]))
+    assert many.ledger.passes is not None and many.ledger.passes.tolist() == [3 * 256, 3 * 9]
+    for weight, asks in (("auto", True), ("attention", False)):
+        run = simulate(tmp_path, toy((9, 8, 7)), method="fedamp", settings={"weight_on_others": weight})
+        assert [line["passes"] > 0 for line in run.lines.values()] == [asks] * 3 + [False]

@@ -25,7 +25,7 @@ from fedkin.training.choose import choose
 from fedkin.training.cohort import Cohort, Samples
 from fedkin.training.evaluation import Predictor, evaluate
 from fedkin.training.execution import Batch, OneByOne, has_batch_statistics
-from fedkin.training.optimisers import Local, Optimiser
+from fedkin.training.optimisers import Extra, Local, Optimiser, Proximal
 
 CLASSES = 3
 SIZES = (23, 16, 7, 7, 3)
@@ -822,6 +822,202 @@ def test_there_is_no_mean_loss_before_a_gradient() -> None:
     assert cohort.take([0]).ledger.mean_loss() is None
 
 
+# Some columns alone
+
+FEW = {
+    "adam": Local(epochs=3, batch_size=5, lr=0.01, weight_decay=0.05),
+    "adam-clipped": Local(epochs=3, batch_size=5, lr=0.01, clip=0.2),
+    "nesterov-clipped": LOCALS["nesterov-clipped"],
+    "heavy-ball": Local(epochs=3, batch_size=5, optimiser="sgd", lr=0.1, momentum=0.9, weight_decay=0.05),
+}
+CHOSEN: dict[str, Callable[[Cohort], Tensor | None]] = {
+    "head": lambda cohort: cohort.layout.columns("head"),
+    "body": lambda cohort: cohort.layout.split()[0],
+    "apart": lambda cohort: (
+        cohort.layout.columns([cohort.layout.fields[0].name, cohort.layout.fields[-1].name])
+        if cohort.layout.size == cohort.layout.parameters
+        else cohort.layout.columns(["0", "3"])
+    ),
+}
+
+
+def moved_plainly(
+    cohort: Cohort,
+    module: nn.Module,
+    W: Tensor,
+    i: int,
+    columns: Tensor,
+    added: Callable[[Tensor], Tensor] | None = None,
+    near: Proximal | None = None,
+    rounds: Sequence[int] = (1,),
+) -> Tensor:
+    """A loop over one module, with torch's optimiser of one vector: the moving parameters, which are all it knows.
+
+    Whose statistics move is for the tests to say.
+    """
+    local, layout = cohort.local, cohort.layout
+    own = layout.load(copy.deepcopy(module), W[i]).train()
+    columns = columns[columns < layout.parameters].to(DEVICE)
+    vector = nn.Parameter(layout.row(own)[columns])
+    optimiser: torch.optim.Optimizer
+    if local.optimiser == "adam":
+        optimiser = torch.optim.Adam([vector], local.lr, local.betas, local.eps, local.weight_decay, foreach=False)
+    else:
+        momentum, decay = local.momentum, local.weight_decay
+        optimiser = torch.optim.SGD([vector], local.lr, momentum, weight_decay=decay, nesterov=local.nesterov)
+    for x, y in chain.from_iterable(batches_of(cohort, i, k) for k in rounds):
+        own.zero_grad()
+        F.cross_entropy(own(x), y).backward()
+        slope = torch.cat([p.grad.flatten() for p in own.parameters() if p.grad is not None])
+        vector.grad = slope[columns]
+        if added is not None:
+            vector.grad += added(layout.row(own)[: layout.parameters])[columns]
+        if local.clip:
+            nn.utils.clip_grad_norm_([vector], local.clip)
+        optimiser.step()
+        if near is not None:
+            a = local.lr / near.beta[i]
+            vector.data += a / (1 + a) * (near.anchor[i, columns] - vector.data)
+        row = layout.row(own)
+        row[columns] = vector.data
+        layout.load(own, row)
+    return layout.row(own)
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("network", ["mlp", "batch-norm"])
+@pytest.mark.parametrize("chosen", CHOSEN)
+@pytest.mark.parametrize("local", FEW.values(), ids=FEW)
+@pytest.mark.parametrize("pull", ["none", "gradient", "exact", "any"])
+def test_some_columns_train_as_by_an_optimiser_that_knows_no_others(
+    pull: str, local: Local, chosen: str, network: str, way: str
+) -> None:
+    cohort, W, module = made(network, local=local, way=way, sizes=(13, 6, 3))
+    d, columns = cohort.layout.parameters, CHOSEN[chosen](cohort)
+    assert columns is not None
+    source = torch.Generator().manual_seed(1)
+    U = W + 0.3 * torch.randn(W.shape, dtype=torch.float64, generator=source).to(DEVICE)
+    near = Proximal(U, torch.tensor([[0.5], [0.2], [1.0]], dtype=torch.float64, device=DEVICE), pull == "exact")
+    extra: Extra | None = None if pull == "none" else near
+    if pull == "any":  # one that needs to see parameters that stay
+        extra = lambda w, k: w.flip(1) + w.sum(1, keepdim=True)  # noqa: E731
+    found = cohort.fit(W, at(1), extra=extra, columns=columns)
+    expected = []
+    for i in range(len(cohort)):
+
+        def added(w: Tensor, i: int = i) -> Tensor:
+            return (w - U[i, :d]) / near.beta[i] if pull == "gradient" else w.flip(0) + w.sum()
+
+        term = added if pull in ("gradient", "any") else None
+        expected.append(moved_plainly(cohort, module, W, i, columns, term, near if pull == "exact" else None))
+    plain = torch.stack(expected)
+    assert_same(found[:, :d], plain[:, :d])
+    fixed = torch.ones(d, dtype=torch.bool, device=DEVICE)
+    fixed[columns[columns < d].to(DEVICE)] = False
+    assert fixed.any() and torch.equal(found[:, :d][:, fixed], W[:, :d][:, fixed])
+    assert (found[:, :d][:, ~fixed] != W[:, :d][:, ~fixed]).float().mean() > 0.5
+    if network == "batch-norm":
+        if chosen == "body":
+            assert_same(found[:, d:], plain[:, d:])
+        else:
+            assert torch.equal(found[:, d:], W[:, d:]) and not same(plain[:, d:], W[:, d:])
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_all_columns_are_all_of_it(way: str) -> None:
+    cohort, W, _ = made("batch-norm", way=way)
+    everything = cohort.fit(W, at(1))
+    for columns in (torch.arange(cohort.layout.parameters), torch.ones(cohort.layout.size, dtype=torch.bool), None):
+        assert same(cohort.fit(W, at(1), columns=columns), everything)
+
+
+def test_a_mask_numbers_and_numbers_said_twice_are_the_same_columns() -> None:
+    cohort, W, _ = made()
+    columns = cohort.layout.columns("head")
+    assert columns is not None
+    mask = torch.zeros(cohort.layout.parameters, dtype=torch.bool)
+    mask[columns] = True
+    found = cohort.fit(W, at(1), columns=columns)
+    for other in (mask, columns.flip(0), columns.repeat(2), columns.to(DEVICE, torch.int32)):
+        assert torch.equal(cohort.fit(W, at(1), columns=other), found)
+
+
+@pytest.mark.parametrize("chosen", CHOSEN)
+@pytest.mark.parametrize("local", [FEW["adam"], FEW["heavy-ball"]], ids=["adam", "heavy-ball"])
+def test_columns_go_on_with_a_kept_optimiser_and_leave_the_rest_of_its_state(local: Local, chosen: str) -> None:
+    """Given, or carried by the ledger from round to round."""
+    cohort, W, module = made(local=local, sizes=(13, 6))
+    columns = CHOSEN[chosen](cohort)
+    assert columns is not None
+    kept = cohort.optimiser(W)
+    found = cohort.fit(cohort.fit(W, at(1), columns=columns, optimiser=kept), at(2), columns=columns, optimiser=kept)
+    plain = [moved_plainly(cohort, module, W, i, columns, rounds=(1, 2)) for i in range(2)]
+    assert_same(found, torch.stack(plain))
+    fixed = torch.ones(cohort.layout.parameters, dtype=torch.bool)
+    fixed[columns] = False
+    moments = [t for name, t in kept.state.items() if name != "steps"]
+    assert moments and all(not t[:, fixed].any() and t[:, ~fixed].any() for t in moments)
+    cohort.ledger.optimiser = Optimiser.fresh(local, W, cohort.layout.parameters)
+    assert same(cohort.fit(cohort.fit(W, at(1), columns=columns), at(2), columns=columns), found)
+    assert all(same(t, getattr(kept.state, n)) for n, t in cohort.ledger.optimiser.items())
+
+
+@pytest.mark.parametrize("chosen", CHOSEN)
+@pytest.mark.parametrize("pull", ["none", "gradient", "exact"])
+def test_the_fast_ways_move_some_columns_alike(monkeypatch: pytest.MonkeyPatch, pull: str, chosen: str) -> None:
+    """In single precision: the kernel on a GPU, torch's own Adam on a CPU."""
+    monkeypatch.setattr("fedkin.training.optimisers.LONG", 1)
+    cohort, W, _ = made(dtype=torch.float32, sizes=(13, 6))
+    exactly, V, _ = made(sizes=(13, 6))
+    columns = CHOSEN[chosen](cohort)
+    beta = torch.tensor([[0.5], [0.2]], device=DEVICE)
+    near = None if pull == "none" else Proximal(W + 0.1, beta, pull == "exact")
+    wide = None if near is None else Proximal(V + 0.1, beta.double(), pull == "exact")
+    found, expected = (
+        cohort.fit(W, at(1), columns=columns, extra=near),
+        exactly.fit(V, at(1), columns=columns, extra=wide),
+    )
+    assert_same(found.double(), expected, 1e-4)
+    still = (expected == V).all(0)
+    assert still.any() and torch.equal(found[:, still], W[:, still])
+
+
+def test_statistics_go_with_their_module_and_those_asked_for_move() -> None:
+    """Of a module without parameters of its own they go with that around it."""
+    inner = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, affine=False))
+    module = nn.Sequential(inner, nn.ReLU(), nn.Linear(5, 6), nn.BatchNorm1d(6), nn.Linear(6, CLASSES))
+    cohort, W, _ = made(module)
+    statistics = {f.name: slice(f.start, f.stop) for f in cohort.layout.fields if "running" in f.name}
+
+    def moved(columns: Tensor | None) -> set[str]:
+        found = cohort.fit(W, at(1), columns=columns)
+        return {name for name, at in statistics.items() if not torch.equal(found[:, at], W[:, at])}
+
+    first, second = ({f"{name}.running_mean", f"{name}.running_var"} for name in ("0.1", "3"))
+    assert moved(cohort.layout.columns("4")) == set()
+    assert moved(cohort.layout.columns("3")) == second
+    assert moved(cohort.layout.columns("0")) == first
+    assert moved(cohort.layout.split()[0]) == first | second
+    asked = torch.arange(statistics["0.1.running_var"].start, statistics["0.1.running_var"].stop)
+    assert moved(torch.cat([torch.arange(3), asked])) == first
+    assert moved(torch.cat([cohort.layout.columns("4"), asked])) == {"0.1.running_var"}  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (torch.arange(0), "nothing to train"),
+        (torch.zeros(3, dtype=torch.bool), "has shape \\(3,\\)"),
+        (torch.tensor([0, 10_000]), "from 0 to 10000"),
+        (torch.tensor([-1]), "from -1 to -1"),
+    ],
+)
+def test_columns_that_cannot_be_are_answered_in_a_sentence(columns: Tensor, said: str) -> None:
+    cohort, W, _ = made()
+    with pytest.raises(ValueError, match=said):
+        cohort.fit(W, at(1), columns=columns)
+
+
 # Evaluation
 
 TESTS = (6, 0, 11, 1, 4)
@@ -953,3 +1149,81 @@ def test_taking_clients_copies_no_data() -> None:
     assert some.x.data_ptr() == samples.x.data_ptr()
     for (x, y), i in zip(parts(some), (2, 0), strict=True):
         assert torch.equal(x, parts(samples)[i][0]) and torch.equal(y, parts(samples)[i][1])
+
+
+# The loss without a gradient, and what is counted
+
+
+@narrow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("network", ["batch-norm", "dropout"])
+def test_the_loss_of_a_part_is_that_of_plain_modules_in_evaluation_mode(
+    network: str, way: str, numbers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cohort, W, held, module = scored(way, network)
+    cohort.validation = held
+    monkeypatch.setattr(evaluation, "NUMBERS_AT_ONCE", numbers)
+    for part, samples in (("train", cohort.train), ("validation", held)):
+        found = cohort.loss(W, part)  # type: ignore[arg-type]
+        expected = [F.cross_entropy(plainly(module, w, x), y) for w, (x, y) in zip(W, parts(samples), strict=True)]
+        assert found.tolist() == pytest.approx(torch.stack(expected).tolist(), rel=1e-9, nan_ok=True)
+        assert found.isnan().tolist() == [n == 0 for n in samples.counts]
+        assert (found.dtype, found.device) == (W.dtype, W.device)
+    assert cohort.ledger.passes is not None
+    assert cohort.ledger.passes.tolist() == [n + t for n, t in zip(SIZES, TESTS, strict=True)]
+    assert cohort.ledger.gradients is None and cohort.ledger.mean_loss() is None
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_training_samples_count_in_the_loss_as_in_training_and_others_alike(way: str) -> None:
+    """By their classes' weights and by their own: over one batch of everything it is the loss that is minimised."""
+    weights = [[1.0, 2.0, 3.0], [4.0, 0.5, 6.0]]
+    cohort, W, module = made(way=way, sizes=(9, 6), weights=weights, local=Local(epochs=1, batch_size=9))
+    own = torch.rand(15, dtype=torch.float64, generator=torch.Generator().manual_seed(3)).to(DEVICE)
+    cohort.train = cohort.validation = replace(cohort.train, weight=own)
+    found, held = cohort.loss(W), cohort.loss(W, "validation")
+    for i, (x, y) in enumerate(parts(cohort.train)):
+        values = F.cross_entropy(plainly(module, W[i], x), y, reduction="none")
+        weight = torch.tensor(weights[i], device=DEVICE, dtype=torch.float64)[y] * own[9 * i : 9 * i + len(y)]
+        assert found[i].item() == pytest.approx(((values * weight).sum() / weight.sum()).item())
+        assert held[i].item() == pytest.approx(values.mean().item())
+    cohort.grad(W.clone(), next(iter(cohort.batches(at(1)))))
+    mean = cohort.ledger.mean_loss()
+    assert mean is not None and mean.tolist() == pytest.approx(found.tolist())
+    cohort.class_weight = None
+    assert (cohort.loss(W) - found).abs().min() > 1e-4
+
+
+def test_a_loss_of_all_samples_at_once_is_asked_about_all_of_them() -> None:
+    cohort, W, module = made(loss=loss_named(smoothed))
+    cohort.task = replace(cohort.task, loss=loss_named(smoothed))
+    expected = [smoothed(plainly(module, w, x), y) for w, (x, y) in zip(W, parts(cohort.train), strict=True)]
+    assert cohort.loss(W).tolist() == pytest.approx(torch.stack(expected).tolist())
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_products_with_the_hessian_count_as_gradients_and_a_mixture_as_two(way: str) -> None:
+    """Of those in the batch; a product has no loss to tell, so that the mean is over the others."""
+    cohort, W, _ = made(way=way)
+    W, batch = W.clone(), list(cohort.batches(at(1)))[-1]
+    k, V = len(batch), torch.ones(5, cohort.layout.parameters, dtype=torch.float64, device=DEVICE)
+
+    def spent() -> list[float]:
+        assert cohort.ledger.gradients is not None
+        return cohort.ledger.gradients.tolist()
+
+    cohort.curvature(W, V, batch)
+    assert spent() == [1] * k + [0] * (5 - k) and cohort.ledger.mean_loss() is None
+    cohort.grad(W, batch)
+    told = cohort.ledger.mean_loss()
+    cohort.curvature(W, V, batch)
+    again = cohort.ledger.mean_loss()
+    assert spent()[:k] == [3] * k and told is not None and again is not None and torch.equal(told[:k], again[:k])
+    cohort.mixed_grad(W.clone(), W, torch.full((5,), 0.5, dtype=torch.float64, device=DEVICE), batch)
+    assert spent() == [5] * k + [0] * (5 - k)
+    whole = cohort.ledger.take(torch.tensor([0]))
+    assert whole.gradients is not None and whole.gradients.tolist() == [5]
+    mean = whole.mean_loss()
+    assert mean is not None and mean.tolist() == pytest.approx(told[:1].tolist())
+    cohort.fit(W, at(1), columns=cohort.layout.columns("head"))
+    assert spent() == [5 * (i < k) + n for i, n in enumerate(cohort.step_counts())]

@@ -108,3 +108,53 @@ class Layout:
         mask = torch.zeros(self.size, dtype=torch.bool)
         mask[last if last is not None else slice(self.parameters)] = True
         return (~mask).nonzero().squeeze(1), mask.nonzero().squeeze(1)
+
+    def moving(self, columns: Tensor) -> tuple[slice | Tensor, slice | Tensor]:
+        """Where training is to move `columns` alone, their numbers or a mask (parameters,) or (size,): the trained ones
+        among them, and those of the rest that stay; slices where they lie side by side.
+
+        A float buffer moves if it is among the columns, or if any trained parameter does of the innermost module around
+        it that has some: BatchNorm's statistics go with its own weight and bias.
+        """
+        mask = self._mask(columns)
+        if not mask[: self.parameters].any():
+            raise ValueError("There is nothing to train: none of these columns is of a trained parameter.")
+        moved = {f.name: bool(mask[f.start : f.stop].any()) for f in self.fields}
+        trained = [f.name for f in self.fields[: self._count]]
+        stays = torch.zeros(self.size, dtype=torch.bool)
+        for field in self.fields[self._count :]:
+            around = field.name.rpartition(".")[0]
+            while around and not any(name.startswith(f"{around}.") for name in trained):
+                around = around.rpartition(".")[0]
+            own = [name for name in trained if not around or name.startswith(f"{around}.")]
+            stays[field.start : field.stop] = not moved[field.name] and not any(moved[name] for name in own)
+        mask[self.parameters :] = False
+        return _spanned(mask), _spanned(stays)
+
+    def _mask(self, columns: Tensor) -> Tensor:
+        """(size,) which columns are meant."""
+        columns, mask = columns.detach().cpu(), torch.zeros(self.size, dtype=torch.bool)
+        if columns.dtype == torch.bool:
+            if columns.shape not in ((self.parameters,), (self.size,)):
+                raise ValueError(
+                    f"A mask of columns has shape {tuple(columns.shape)}; it should be ({self.parameters},), a value "
+                    f"for each trained parameter, or ({self.size},), with buffers."
+                )
+            mask[: len(columns)] = columns
+        else:
+            if columns.numel() and not 0 <= int(columns.min()) <= int(columns.max()) < self.size:
+                raise ValueError(
+                    f"Columns are numbered from 0 to {self.size - 1}; these go from {int(columns.min())} to "
+                    f"{int(columns.max())}."
+                )
+            mask[columns.long()] = True
+        return mask
+
+
+def _spanned(mask: Tensor) -> slice | Tensor:
+    """What picks the columns of a mask: a slice, and so without a copy, where they lie side by side."""
+    found = mask.nonzero().squeeze(1)
+    if not len(found):
+        return slice(0, 0)
+    first, last = int(found[0]), int(found[-1]) + 1
+    return slice(first, last) if last - first == len(found) else found

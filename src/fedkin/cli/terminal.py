@@ -99,13 +99,22 @@ def show_comparison(results: compare.Results) -> None:
 
 
 def show_training(conditions: Mapping[str, Findings], below: bool = True) -> None:
-    """By what methods were trained where that differs, the rates that were tried, and why one is below training alone:
-    under each condition, of which a comparison has one without a name."""
-    from ..report.training import below_sentences, edge_sentences, rate_table, trained_sentences
+    """By what methods were trained where that differs, what they spent, the rates that were tried, and why one is below
+    training alone: under each condition, of which a comparison has one without a name."""
+    from ..report.training import (
+        below_sentences,
+        edge_sentences,
+        rate_table,
+        spent_sentences,
+        trained_sentences,
+        unequal_sentences,
+    )
     from ..report.words import score_text
 
-    for sentence in trained_sentences(conditions):
+    for sentence in [*trained_sentences(conditions), *spent_sentences(conditions)]:
         out.print(sentence, highlight=False, markup=False)
+    for sentence in unequal_sentences(conditions):
+        out.print(sentence, style="yellow", highlight=False, markup=False)
     words, lines = rate_table(conditions)
     if lines:
         title = "Each method's rate, chosen on validation data (bold); test data had no say"

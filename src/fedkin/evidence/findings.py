@@ -15,6 +15,7 @@ from .grid import Rates
 from .newcomers import Served, newcomers
 from .older import Older, older
 from .references import Reference
+from .spent import Spent, spent, unequal
 from .trained_with import trained_with
 from .untrained import beside
 from .verdicts import Joining, JoiningError
@@ -112,6 +113,17 @@ class Findings:
     def trained_with(self) -> dict[str, str]:
         """{method: `Adam 0.001`}, its optimiser and rate; empty where all methods were trained alike."""
         return trained_with(self.members)
+
+    @cached_property
+    def spent(self) -> dict[str, Spent]:
+        """{method: its gradients, and samples asked about without one, a client and round}; without those whose runs do
+        not say it."""
+        return spent(self.members)
+
+    @cached_property
+    def unequal(self) -> bool:
+        """Whether methods that were to spend the same number of gradients did not."""
+        return unequal(self.members, self.spent)
 
     # ---- joined, or alone ----
 

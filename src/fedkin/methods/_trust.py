@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 import torch
 from pydantic import Field
 
-from ..training.skill import known
+from ..training.skill import MOST, known
 from ._method import Cohort, Memory, Message, Round, State, Tensor
 from ._shared import Auto, EachShare
 
@@ -71,6 +71,8 @@ def _found(cohort: Cohort, z: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Ten
     """(m,) trust in the others by what their models know of the client's data, of which they saw nothing, and by how
     often they are right there, whichever is less; and whether the client's own model, beside which that is seen, is v.
     """
+    for part in (cohort.train, cohort.validation):
+        cohort.ledger.looked(tuple(min(n, MOST) for n in part.counts), models=3)
     trained, held = (
         [each.to(z.device) for each in known(cohort.execution, part, [z, v, w], cohort.task)]
         for part in (cohort.train, cohort.validation)

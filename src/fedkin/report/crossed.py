@@ -109,7 +109,8 @@ def _table(crossed: Crossed) -> str:
     numbers = "".join(f'<th data-sort="number">{escaped(each)}</th>' for each in heads[texts:])
     numbers += html.text_head("trained with") if differ else ""
     table = html.table(html.head(heads[:1], words + numbers), lines)
-    below = training.below_list({named(each.values): each.findings for each in crossed.crossings})
+    conditions = {named(each.values): each.findings for each in crossed.crossings}
+    below = training.spent_list(conditions) + training.below_list(conditions)
     return html.section("All combinations", about, table + below)
 
 

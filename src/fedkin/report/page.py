@@ -73,9 +73,13 @@ def _finding(found: Findings, reference: str | None, notes: Sequence[str]) -> st
         f'<div class="tile"><span>{escaped(label)}</span><b>{escaped(value)}</b><span>{escaped(below)}</span></div>'
         for label, value, below in _tiles(found)
     )
-    warned = "".join(f"<li>{escaped(note)}</li>" for note in [*notes, *caveats(found)])
+    warned = "".join(f"<li>{escaped(note)}</li>" for note in _caveats(found, notes))
     return f"""<section class="finding"><p class="lead">{lead}</p>{"".join(f"<p>{sentence}</p>" for sentence in more)}
 <div class="tiles">{tiles}</div>{f'<ul class="caveats">{warned}</ul>' if warned else ""}</section>"""
+
+
+def _caveats(found: Findings, notes: Sequence[str]) -> list[str]:
+    return [*notes, *training.unequal_sentences({"": found}), *caveats(found)]
 
 
 def _tiles(found: Findings) -> list[tuple[str, str, str]]:
@@ -116,7 +120,9 @@ def _results(found: Findings, reference: str | None) -> str:
     heads = ["method:model", "chosen round" if chosen else "last round", "worst client", "± over clients"]
     heads += ["± over seeds", *(["last round"] if chosen else []), "last ten", "best test round"]
     heads += [f"p against {against.method}"] if pairs else []
-    trained = found.trained_with
+    trained, spent = found.trained_with, found.spent
+    asked = any(each.passes for each in spent.values())
+    heads += [*(["gradients"] if spent else []), *(["passes"] if asked else [])]
     more = html.text_head("trained with") if trained else ""
     lines = []
     for row in table:
@@ -126,6 +132,9 @@ def _results(found: Findings, reference: str | None) -> str:
         if pairs:
             text = "reference" if row is against else p_cell(order[row.name]) if row.name in order else "–"
             cells.append(html.cell(text, order.get(row.name)))
+        own = spent.get(row.method)
+        amounts = [own.gradients if own else None] * bool(spent) + [own.passes if own else None] * asked
+        cells += [html.cell("–" if value is None else training.amount_text(value), value) for value in amounts]
         cells += [html.text_cell(trained[row.method])] if trained else []
         kind = "best" if row is table[0] and len(headlines) > 1 else "" if row.headline else "other"
         lines.append(html.row(row.name, cells, kind, colour[row.method]))
@@ -138,6 +147,10 @@ def _results(found: Findings, reference: str | None) -> str:
     note = f"""{stands} “Best test round” is what papers report: it is picked on the test data themselves, which
 flatters some rows more than others. “± over clients” says how unequal clients are within a run, “± over seeds” how far
 the mean varies from run to run: they are different things. {escaped(tests_told(found))}"""
+    if spent:
+        note += " “Gradients” are of mini-batches, a client and round; all of a method’s models come of them."
+    if asked:
+        note += " “Passes” are samples that models were asked about besides, without a gradient."
     note += "".join(f"<br>{escaped(sentence)}" for sentence in older_models(found))
     direction = "higher" if found.higher_is_better else "lower"
     about = f"Test {escaped(metric_name(metric))}, mean over clients and seeds; {direction} is better."

@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from ..evidence.below_alone import Below
 from ..evidence.findings import Findings
 from ..evidence.grid import Rates, Trial, at_the_edge
+from ..evidence.spent import APART, Spent
 from . import html
 from .html import escaped
-from .words import difference_text, metric_name, p_text, score_text
+from .words import difference_text, listed, metric_name, p_text, score_text
 
 Conditions = Mapping[str, Findings]
 """What was found under each condition; of one comparison, under an empty name."""
@@ -24,9 +25,53 @@ CHOSEN = (
 def trained_sentences(conditions: Conditions) -> list[str]:
     """Which methods were trained by what; once where that is the same throughout, nothing where all trained alike."""
     told = {name: _by_words(found.trained_with) for name, found in conditions.items() if found.trained_with}
+    return _once({name: f"Trained with: {words}." for name, words in told.items()}, conditions)
+
+
+def _once(told: Mapping[str, str], conditions: Conditions) -> list[str]:
+    """What is told under each condition; once where that is the same throughout."""
     if len(set(told.values())) == 1 and len(told) == len(conditions):
-        return [f"Trained with: {next(iter(told.values()))}."]
-    return [f"{_named(name)}Trained with: {words}." for name, words in told.items()]
+        return [next(iter(told.values()))]
+    return [f"{_named(name)}{sentence}" for name, sentence in told.items()]
+
+
+def spent_sentences(conditions: Conditions) -> list[str]:
+    """What methods spent; nothing where runs do not say it."""
+    return _once({name: _spent(found.spent) for name, found in conditions.items() if found.spent}, conditions)
+
+
+def _spent(spent: Mapping[str, Spent]) -> str:
+    gradients = _by_words({method: amount_text(each.gradients) for method, each in spent.items()})
+    asked = _by_words({method: amount_text(each.passes) for method, each in spent.items() if each.passes})
+    text = f"Gradients a client and round: {gradients}."
+    return f"{text} Samples that models were asked about besides, without a gradient: {asked}." if asked else text
+
+
+def amount_text(value: float) -> str:
+    """Gradients or samples a client and round, which may be a mean: 24, 10.5, 1,536."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def unequal_sentences(conditions: Conditions) -> list[str]:
+    """Where methods that were to spend the same did not, each with its part of the budget."""
+    return _once({name: _unequal(found.spent) for name, found in conditions.items() if found.unequal}, conditions)
+
+
+def _unequal(spent: Mapping[str, Spent]) -> str:
+    factors = {method: each.factor for method, each in spent.items() if each.factor is not None}
+    if len(factors) < len(spent):
+        theirs = [f"{method} {amount_text(each.gradients)}" for method, each in spent.items()]
+        return f"Methods did not spend the same number of gradients a client and round: {listed(theirs, len(theirs))}."
+    kept = [method for method, factor in factors.items() if abs(factor - 1) <= APART]
+    others = [
+        f"{method} {factor:.3g} times that ({amount_text(spent[method].gradients)})"
+        for method, factor in factors.items()
+        if method not in kept
+    ]
+    budgets = {amount_text(each.budget) for each in spent.values() if each.budget is not None}
+    budget = f"{' or '.join(sorted(budgets))} gradients a client and round"
+    text = f"The budget is {budget}, which not all methods keep to: {listed(others, len(others))}"
+    return f"{text}; {listed(kept, len(kept))} did." if kept else f"{text}."
 
 
 def _by_words(trained: Mapping[str, str]) -> str:
@@ -162,8 +207,13 @@ def below_list(conditions: Conditions) -> str:
     return f'<p class="note">Below training alone:</p>{_listed(told, "note")}' if told else ""
 
 
+def spent_list(conditions: Conditions) -> str:
+    """For a page: what methods spent, and where that was not the same though it was to be."""
+    return _listed(spent_sentences(conditions), "note") + _listed(unequal_sentences(conditions), "caveats")
+
+
 def trained_section(conditions: Conditions) -> str:
-    """For a page whose tables have no column for it: by what methods were trained where that differs, and which are
-    below training alone."""
-    body = _listed(trained_sentences(conditions), "note") + below_list(conditions)
+    """For a page whose tables have no column for it: by what methods were trained where that differs, what they spent,
+    and which are below training alone."""
+    body = _listed(trained_sentences(conditions), "note") + spent_list(conditions) + below_list(conditions)
     return html.section("How methods were trained", "", body) if body else ""

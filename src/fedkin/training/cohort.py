@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from ..base.weights import Layout
 from .augment import Augmentation
 from .execution import Batch, Execution, batch_weights
 from .ledger import Ledger
-from .optimisers import Extra, Local, Optimiser
+from .optimisers import Extra, Local, Optimiser, SomeColumns, Whole
 
 
 @dataclass(frozen=True, repr=False)
@@ -229,6 +230,7 @@ class Cohort:
 
     def curvature(self, W: Tensor, V: Tensor, batch: Batch) -> Tensor:
         """(k, d) Hessians of the batch's k clients at the first rows of W, times the first rows of V (·, d)."""
+        self.ledger.derived(len(batch), len(self), W)
         return self.execution.curvature(W[: len(batch)], V[: len(batch)], batch)
 
     def mixed_grad(self, V: Tensor, W: Tensor, alpha: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -241,18 +243,20 @@ class Cohort:
         named = {f"{side}.{n}": t for side, rows in sides.items() for n, t in self.layout.tensors(rows).items()}
         named["alpha"] = alpha[:k]
         both = torch.cat([named[field.name].reshape(k, -1) for field in pair.layout.fields], dim=1)
-        G = self._grad(pair, both, batch)
+        G = self._grad(pair, both, batch, models=2)
         moved = pair.layout.rest(both)
         for side, rows in sides.items():
             for name, statistics in self.layout.rest(rows).items():
                 statistics.copy_(moved[f"{side}.{name}"])
         return G[:, :d], G[:, d:]
 
-    def _grad(self, execution: Execution, W: Tensor, batch: Batch, out: Tensor | None = None) -> Tensor:
+    def _grad(
+        self, execution: Execution, W: Tensor, batch: Batch, out: Tensor | None = None, models: int = 1
+    ) -> Tensor:
         G, losses, rest = execution.grad(W, batch, out)
         if rest is not None:
             W[: len(batch), execution.layout.parameters :] = rest
-        self.ledger.gradient(losses.to(W.dtype), len(self))
+        self.ledger.gradient(losses.to(W.dtype), len(self), models)
         return G
 
     def lr(self, round: Round) -> float:
@@ -276,20 +280,35 @@ class Cohort:
         round: Round,
         *,
         extra: Extra | None = None,
+        columns: Tensor | None = None,
         epochs: int | None = None,
         stream: str = "train",
         optimiser: Optimiser | None = None,
     ) -> Tensor:
-        """Local training from rows W (m, D); returns new rows. `extra(w, k)` is added to the first k gradients."""
+        """Local training from rows W (m, D); returns new rows. `extra(w, k)` is added to the first k gradients.
+
+        With `columns`, their numbers or a mask, as `layout.columns` and `layout.split` give them, only these parameters
+        move, as if the optimiser knew no others: decay, momentum, clipping and the proximal term are theirs alone, and
+        the others keep their bits. Float buffers (BatchNorm's statistics) move as in any training pass if they are
+        among the columns or any parameter of their module is, and otherwise stay; what the pass itself computes with
+        is the batch's own statistics either way.
+        """
         rows, memory = self.execution.workspace(W)
         main = stream == "train" and optimiser is None
-        optimiser = optimiser or self.optimiser(rows, self.ledger.optimiser if main else None)
+        kept = self.ledger.optimiser if main else None
         lr = self.lr(round) if self.rates is None else self.lrs(round)
+        moved: Whole | SomeColumns
+        if columns is None:
+            moved = Whole(optimiser or self.optimiser(rows, kept), rows, extra)
+        else:
+            local, kept = (optimiser.local, optimiser.state) if optimiser else (self.local, kept)
+            moved = SomeColumns(local, rows, self.layout, columns, kept, extra)
         for batch in self.batches(round, stream=stream, epochs=epochs):
             G = self._grad(self.execution, rows, batch, memory)
-            optimiser.step(rows, G, lr, extra)
+            moved.step(G, lr)
+        state = moved.close()
         if main and self.ledger.optimiser is not None:
-            self.ledger.optimiser = optimiser.state
+            self.ledger.optimiser = state
         return self.execution.finished(rows)
 
     def full_grad(self, W: Tensor, round: Round) -> Tensor:
@@ -307,6 +326,22 @@ class Cohort:
             total[: len(batch)] += self.grad(W, batch) * share
             weight[: len(batch)] += share
         return total / weight.clamp(min=torch.finfo(weight.dtype).tiny)
+
+    # ---- without gradients ----
+
+    def loss(self, W: Tensor, part: Literal["train", "validation"] = "train") -> Tensor:
+        """(m,) each client's mean loss on its training or validation part at its row of W (m, D), in evaluation mode;
+        NaN for one without samples.
+
+        Training samples count by the weights of classes and samples with which they are trained on, validation samples
+        all alike, as where they choose a round. Images are as they are, not augmented.
+        """
+        from .evaluation import losses  # it knows `Samples`
+
+        samples = self.train if part == "train" else replace(self.validation, weight=None)
+        self.ledger.looked(samples.counts)
+        found = losses(self.execution, samples, W, self.task.loss, self.class_weight if part == "train" else None)
+        return found.to(W)
 
 
 def _gathered(samples: Tensor, index: Tensor) -> Tensor:

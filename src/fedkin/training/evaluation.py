@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..base import machine
 from ..base.state import State
-from ..base.task import Metric
+from ..base.task import Loss, Metric
 from .cohort import Samples
 from .execution import Execution
 
@@ -103,6 +103,24 @@ def _scores(execution: Execution, samples: Samples, model: Model, metric: Metric
         sums[part.rows] += torch.where(real, values.view(*part.real.shape, *values.shape[1:]), 0.0).sum(1)
     counts = torch.tensor(samples.counts, dtype=torch.float64)
     return sums.cpu() / counts.view(-1, *[1] * (sums.ndim - 1))  # 0 / 0 is NaN: nothing to score
+
+
+def losses(
+    execution: Execution, samples: Samples, model: Model, loss: Loss, class_weight: Tensor | None = None
+) -> Tensor:
+    """(m,) each client's mean loss on its own samples, which count by their weights and by those of their classes
+    (m, classes); NaN for one without samples."""
+    if samples.weight is None and class_weight is None:
+        return evaluate(execution, samples, model, loss.as_metric(samples.x.device))
+    found = torch.full((len(samples),), torch.nan, dtype=torch.float64)
+    for i, outputs in enumerate(all_outputs(execution, samples, model)):
+        if len(outputs):
+            own, y = slice(samples.starts[i], samples.starts[i] + len(outputs)), samples.targets(i)
+            weight = None if class_weight is None else class_weight[i][y]
+            if samples.weight is not None:
+                weight = samples.weight[own] if weight is None else weight * samples.weight[own]
+            found[i] = loss(outputs.to(y.device), y, weight).detach()
+    return found
 
 
 def all_outputs(execution: Execution, samples: Samples, model: Model) -> list[Tensor]:

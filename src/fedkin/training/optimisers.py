@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Annotated, Literal
 
@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor
 
 from ..base.state import State
+from ..base.weights import Layout
 from ..gpu import launching, layer_kernels
 from ..gpu.cuda_graphs import aligned
 
@@ -164,6 +165,65 @@ class Optimiser:
         if self._share is None or self._share[0] is not near or self._share[1] is not lr:
             self._share = near, lr, near.share(lr)
         return self._share[2]
+
+
+@dataclass(frozen=True, repr=False)
+class Whole:
+    """An optimiser, the rows that it moves, all of their parameters, and what is added to their gradients."""
+
+    optimiser: Optimiser
+    W: Tensor
+    extra: Extra | None
+
+    def step(self, G: Tensor, lr: float | Tensor) -> None:
+        self.optimiser.step(self.W, G, lr, self.extra)
+
+    def close(self) -> State:
+        """The optimiser's state."""
+        return self.optimiser.state
+
+
+class SomeColumns:
+    """The optimiser of some columns of rows W (m, D), as if a model had no other parameters: these keep their bits,
+    their momentum and their moments, and count in no norm; buffers move as `Layout.moving` says.
+
+    `kept`: the state of an optimiser of all parameters, to go on from; `close` leaves there what it came to. Adam has
+    but one number of steps for a client, whichever columns they moved.
+    """
+
+    def __init__(
+        self, local: Local, W: Tensor, layout: Layout, columns: Tensor, kept: State | None, extra: Extra | None
+    ) -> None:
+        found = layout.moving(columns)
+        moving, still = (each.to(W.device) if isinstance(each, Tensor) else each for each in found)
+        self.W, self.moving, self.still, self.kept = W, moving, still, kept or State()
+        self.rows = W[:, moving]
+        """(m, c) what moves: a view of W where it lies side by side, else a copy."""
+        self.before = W[:, still].clone()
+        own = {name: t if name == "steps" else t[:, moving] for name, t in self.kept.items()}
+        self.optimiser = Optimiser(local, self.rows, self.rows.shape[1], State(**own))
+        self.extra = extra
+        if isinstance(extra, Proximal):
+            self.extra = replace(extra, anchor=extra.anchor[:, moving])
+        elif extra is not None:
+            self.extra = lambda w, k: extra(W[:k, : layout.parameters], k)[:, moving]
+
+    def step(self, G: Tensor, lr: float | Tensor) -> None:
+        """`Optimiser.step` of these columns, by gradients G (k, d) of all parameters."""
+        k = len(G)
+        if self.before.shape[1]:
+            self.W[:k, self.still] = self.before[:k]
+        self.optimiser.step(self.rows, G[:, self.moving], lr, self.extra)
+        if isinstance(self.moving, Tensor):
+            self.W[:k, self.moving] = self.rows[:k]
+
+    def close(self) -> State:
+        """The state of all parameters, if one was given."""
+        if isinstance(self.moving, Tensor):
+            for name, t in self.kept.items():
+                if name != "steps":
+                    t[:, self.moving] = getattr(self.optimiser.state, name)
+        return self.kept
 
 
 LONG = 1 << 16
