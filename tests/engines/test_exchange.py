@@ -13,8 +13,11 @@ from helpers import ON_CPU, Watched, close, normed, ready, same, same_record, si
 from safetensors.torch import load
 
 from fedkin import methods
+from fedkin.base import streams
 from fedkin.base.round import Round
 from fedkin.base.state import State
+from fedkin.base.task import Task
+from fedkin.data.federation import Client, Federation
 from fedkin.engines.assembly import Assembly
 from fedkin.engines.exchange import (
     Handed,
@@ -59,6 +62,7 @@ class Post:
     def __init__(self, assembly: Assembly, folder: Path, sites: Sequence[Sequence[int]]) -> None:
         self.a, self.folder = assembly, folder
         self.letters = 0
+        folder.mkdir(exist_ok=True)
         self.writer = Writer.create(folder / "server", assembly.config)
         self.server = server_of(assembly, self.writer)
         self.sites = [self._site(i, clients) for i, clients in enumerate(sites)]
@@ -238,6 +242,37 @@ def test_running_statistics_pass_too(tmp_path: Path) -> None:
     run = simulate(tmp_path, federation, **own)
     a = ready(federation, **own)
     post = Post(a, tmp_path, one_each(a))
+    post.run()
+    agree(post, run, exact=False)
+
+
+def pictures(shape: tuple[int, int, int]) -> Federation:
+    """Three clients with a few pictures each."""
+    members = []
+    for name, n in (("a", 9), ("b", 7), ("c", 4)):
+        x = torch.randn(n + 4, *shape, generator=streams.generator("picture", name), dtype=torch.float64)
+        y = torch.arange(n + 4) % 3
+        members.append(Client(name, (x[:n], y[:n]), (x[n:], y[n:])))
+    return Federation("pictures", tuple(members), Task.classification(shape, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedamp", "scaffold"])
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [({"name": "cnn"}, (1, 28, 28)), ({"name": "resnet18"}, (3, 16, 16))],
+    ids=["CNN", "ResNet with BatchNorm"],
+)
+def test_large_models_by_post(tmp_path: Path, model: dict[str, Any], shape: tuple[int, int, int], method: str) -> None:
+    """To rounding: with as many clients at a time as there are, bit for bit."""
+    own: dict[str, Any] = {"method": method, "model": model, "rounds": 2, "local": {"epochs": 1, "lr": 0.01}}
+    federation = pictures(shape)
+    run = simulate(tmp_path, federation, **own)
+    a = ready(federation, **own)
+    whole = Post(a, tmp_path / "whole", [[0, 1, 2]])
+    whole.run()
+    agree(whole, run, exact=ON_CPU)
+    post = Post(a, tmp_path / "apart", one_each(a))
     post.run()
     agree(post, run, exact=False)
 
