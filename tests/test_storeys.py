@@ -24,6 +24,7 @@ STOREYS = [
     ("engines",),
     ("report",),
     ("studies",),
+    ("testing",),
     ("bench",),
     ("cli",),
 ]

@@ -3,7 +3,6 @@ for every method, with one site or many, with lost uploads, dropped and sampled 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,127 +18,18 @@ from fedkin.base.state import State
 from fedkin.base.task import Task
 from fedkin.data.federation import Client, Federation
 from fedkin.engines.assembly import Assembly
-from fedkin.engines.exchange import (
-    Handed,
-    Hello,
-    News,
-    Parcel,
-    Reply,
-    from_bytes,
-    joined_hellos,
-    joined_replies,
-    to_bytes,
-)
-from fedkin.engines.requests import Requests
-from fedkin.engines.server import Ended, Server
+from fedkin.engines.exchange import Handed, Hello, News, Parcel, Reply, from_bytes, to_bytes
+from fedkin.engines.server import Server
 from fedkin.engines.simulation import server_of
 from fedkin.engines.site import Site
-from fedkin.runs.checkpoint import Checkpoint
 from fedkin.runs.folder import Writer
 from fedkin.studies.run import Run
+from fedkin.testing import Post, by_post, one_each
+from fedkin.testing.post import Side
 
 METHODS = methods.names()
 TROUBLED = {"sample": 0.7, "dropped": 0.2, "lost": 0.4, "novel": 0.25}
 EIGHT = (13, 12, 9, 8, 7, 6, 5, 4)
-
-
-def answered(site: Site, parcel: Parcel) -> Reply:
-    """What a site says, each training answered by itself."""
-    work: Requests[Reply] = site.answer(parcel)
-    try:
-        request = next(work)
-        while True:
-            request = work.send([request.answer()])
-    except StopIteration as end:
-        reply: Reply = end.value
-        return reply
-
-
-class Post:
-    """A server, and sites that it reaches by letters alone. Either side may be taken down and put up again between
-    rounds from what it has saved."""
-
-    def __init__(self, assembly: Assembly, folder: Path, sites: Sequence[Sequence[int]]) -> None:
-        self.a, self.folder = assembly, folder
-        self.letters = 0
-        folder.mkdir(exist_ok=True)
-        self.writer = Writer.create(folder / "server", assembly.config)
-        self.server = server_of(assembly, self.writer)
-        self.sites = [self._site(i, clients) for i, clients in enumerate(sites)]
-
-    def _site(self, i: int, clients: Sequence[int]) -> Site:
-        path = self.folder / f"site-{i}"
-        return Site(self.a, clients, Writer(path) if path.exists() else Writer.create(path, self.a.config))
-
-    def by_post(self, what: Any) -> Any:
-        self.letters += 1
-        return from_bytes(to_bytes(what), self.a.device)
-
-    def run(self, again_after: int | None = None, side: str = "") -> None:
-        self._begin()
-        self.server.begin()
-        for site in self.sites:
-            site.enlist()
-        self._go_on(again_after, side)
-
-    def _begin(self) -> None:
-        self.server.meet(joined_hellos([self.by_post(site.hello()) for site in self.sites]))
-
-    def _go_on(self, again_after: int | None, side: str) -> None:
-        exchanges = self.server.exchanges()
-        passing = next(exchanges, None)
-        while passing is not None:
-            reply = None
-            if isinstance(passing, Parcel):
-                reply = self._answers(passing)
-            elif isinstance(passing, News):
-                for site in self.sites:
-                    site.hear(self.by_post(passing))
-            elif isinstance(passing, Ended) and passing.round == again_after:
-                self._again(passing.round, side)
-                self._go_on(None, "")
-                return
-            try:
-                passing = exchanges.send(reply)
-            except StopIteration:
-                break
-
-    def _answers(self, parcel: Parcel) -> Reply:
-        replies = []
-        for site in self.sites:
-            part = parcel.of(site.everyone)
-            if part.clients:
-                replies.append(self.by_post(answered(site, self.by_post(part))))
-        return joined_replies(replies, parcel)
-
-    def _again(self, round: int, side: str) -> None:
-        """One of the two comes up anew, from a file."""
-
-        def filed(states: dict[str, State], name: str) -> dict[str, State]:
-            path = self.folder / f"{name}.safetensors"
-            Checkpoint(round, states).save(path, self.a.config)
-            return Checkpoint.load(path, self.a.config).states
-
-        def kept(state: State) -> State:
-            return state.to(self.a.device, copy=True)
-
-        if side in ("server", "both"):
-            states = filed(self.server.states(), "server")
-            self.server = server_of(self.a, self.writer)
-            self._begin()
-            self.server.restore(round, states, kept)
-        if side in ("sites", "both"):
-            for i, site in enumerate(self.sites):
-                states = filed(site.states(), f"site-{i}")
-                self.sites[i] = self._site(i, site.everyone)
-                self.sites[i].restore(states, kept)
-        else:
-            for site in self.sites:
-                assert site.clients
-
-
-def one_each(a: Assembly) -> list[list[int]]:
-    return [[i] for i in range(len(a.problem))]
 
 
 def unlike(a: Assembly) -> list[list[int]]:
@@ -184,8 +74,7 @@ def test_one_site_by_post_is_the_simulation_bit_for_bit(
     federation = toy(EIGHT, (0, 1, 0, 1, 0, 1, 0, 1))
     run = simulate(tmp_path, federation, **settings(method, participation))
     a = ready(federation, **settings(method, participation))
-    post = Post(a, tmp_path, [list(range(len(a.problem)))])
-    post.run()
+    post = by_post(a, tmp_path, [list(range(len(a.problem)))])
     assert post.letters > 3
     agree(post, run, exact=ON_CPU)
 
@@ -198,24 +87,22 @@ def test_a_site_for_each_client_comes_to_the_same(tmp_path: Path, method: str, p
     a = ready(federation, **settings(method, participation))
     for number, sites in enumerate((one_each(a), unlike(a))):
         (tmp_path / str(number)).mkdir()
-        post = Post(a, tmp_path / str(number), sites)
-        post.run()
+        post = by_post(a, tmp_path / str(number), sites)
         agree(post, run, exact=False)
 
 
 @pytest.mark.parametrize("side", ["server", "sites", "both"])
 @pytest.mark.parametrize("method", METHODS)
-def test_either_side_may_come_up_anew(tmp_path: Path, method: str, side: str) -> None:
+def test_either_side_may_come_up_anew(tmp_path: Path, method: str, side: Side) -> None:
     federation = toy(EIGHT, (0, 1, 0, 1, 0, 1, 0, 1))
     run = simulate(tmp_path, federation, **settings(method, TROUBLED))
     a = ready(federation, **settings(method, TROUBLED))
-    post = Post(a, tmp_path, unlike(a))
-    post.run(again_after=2, side=side)
+    post = by_post(a, tmp_path, unlike(a), again_after=2, side=side)
     agree(post, run, exact=False)
 
 
 @pytest.mark.parametrize("side", ["server", "sites", "both"])
-def test_a_kept_optimiser_and_chosen_rounds_come_up_anew_too(tmp_path: Path, side: str) -> None:
+def test_a_kept_optimiser_and_chosen_rounds_come_up_anew_too(tmp_path: Path, side: Side) -> None:
     own: dict[str, Any] = {
         **settings("fedamp", {"dropped": 0.3, "lost": 0.4}),
         "local": {"optimiser": "sgd", "momentum": 0.9, "persist_optimiser": True, "lr": 0.01},
@@ -225,8 +112,7 @@ def test_a_kept_optimiser_and_chosen_rounds_come_up_anew_too(tmp_path: Path, sid
     federation = toy(EIGHT, (0, 1, 0, 1, 0, 1, 0, 1))
     run = simulate(tmp_path, federation, **own)
     a = ready(federation, **own)
-    post = Post(a, tmp_path, unlike(a))
-    post.run(again_after=2, side=side)
+    post = by_post(a, tmp_path, unlike(a), again_after=2, side=side)
     agree(post, run, exact=False)
     handed = {path.stem: path for i in range(3) for path in (tmp_path / f"site-{i}" / "models").glob("*.safetensors")}
     theirs = sorted((run.writer.path / "models").glob("*.safetensors"))
@@ -241,8 +127,7 @@ def test_running_statistics_pass_too(tmp_path: Path) -> None:
     federation = toy(EIGHT)
     run = simulate(tmp_path, federation, **own)
     a = ready(federation, **own)
-    post = Post(a, tmp_path, one_each(a))
-    post.run()
+    post = by_post(a, tmp_path, one_each(a))
     agree(post, run, exact=False)
 
 

@@ -54,6 +54,9 @@ class Method(BaseModel, ABC):
     """Whether clients exchange nothing: then each prepares its table by itself, too, unless told otherwise."""
     newcomer_rounds: ClassVar[int] = 0
     """Exchanges in which newcomers find their place before they get their model."""
+    newcomers_change: ClassVar[frozenset[str]] = frozenset()
+    """Tensors of the server, by name, that newcomers change for those who were there: a mean over all clients, such as
+    SCAFFOLD's c. Everything else of theirs stays bit for bit."""
     uses_graph: ClassVar[bool] = False
     """Whether the method looks at `problem.graph`: then one is drawn or inferred where that is asked for."""
     training: ClassVar[frozenset[str] | None] = None

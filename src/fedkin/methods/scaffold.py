@@ -22,6 +22,7 @@ class Scaffold(Method):
     headline = "personal"
     remembers = "personal"
     training = frozenset({"option"})
+    newcomers_change = frozenset({"c"})
     local = {"optimiser": "sgd", "lr": 0.05, "momentum": 0.0, "nesterov": False, "weight_decay": 0.0, "clip": 0.0}
 
     option: Annotated[Literal["I", "II"], Field(description="I: full gradient at x; II: from the steps taken")] = "II"
