@@ -34,9 +34,17 @@ def test_every_method_of_ours_keeps_its_contract(method: str) -> None:
     check(method, SMALL.get(method))
 
 
-def test_the_example_of_an_own_method_keeps_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("method", ["own_method:HalfWay", "ditto:Ditto", "fedrep:FedRep"])
+def test_the_examples_of_own_methods_keep_it(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     monkeypatch.setattr(sys, "path", [str(ROOT / "examples"), *sys.path])
-    check("own_method:HalfWay")
+    check(method)
+
+
+def test_the_examples_are_short() -> None:
+    for name, kind, most in (("ditto", "Ditto", 25), ("fedrep", "FedRep", 35)):
+        text = (ROOT / "examples" / f"{name}.py").read_text(encoding="utf-8")
+        own = text[text.index(f"class {kind}") : text.index("if __name__")]
+        assert len([line for line in own.splitlines() if line.strip()]) <= most
 
 
 # ---- methods that do not ----
