@@ -300,7 +300,7 @@ BROKEN: list[tuple[type[Method], str]] = [
     (WritesIntoTheStart, r"`download` writes into problem.initial, which is everyone's"),
     (WritesIntoTheServer, r"`download` writes into the server's 'W'; only `update` and `welcome` may"),
     (WritesIntoWhatAllShare, r"`train` writes into the message's 'mean' outside its own rows"),
-    (NoSuchHeadline, r"`headline` is 'clod', but `models` gives 'cloud', 'personal'"),
+    (NoSuchHeadline, r"The headline is 'clod', but `models` gives 'cloud', 'personal'"),
     (NoSuchMemory, r"`remembers` is 'own', but `enlist` gives clients 'personal' to remember"),
     (RemembersMore, r"`train` gives clients a memory 'last' of \(43,\) numbers .* which was that is not there"),
     (RemembersLess, r"`train` gives clients a memory 'personal' of \(1,\) numbers a client in float64"),
@@ -364,7 +364,9 @@ def test_what_is_no_method_or_not_whole_is_told_too() -> None:
 
 
 def test_check_raises_one_error_with_a_line_for_each() -> None:
-    with pytest.raises(ContractError, match=r"NoSuchHeadline' breaks its contract:\n- `headline` is 'clod'") as caught:
+    with pytest.raises(
+        ContractError, match=r"NoSuchHeadline' breaks its contract:\n- The headline is 'clod'"
+    ) as caught:
         check(NoSuchHeadline)
     assert isinstance(caught.value, fedkin.FedkinError)
     check(Half)

@@ -292,7 +292,7 @@ def _models(kind: type[Method], models: dict[str, Model], cohort: Cohort, watch:
     if headline not in models:
         watch.tell(
             "headline",
-            f"`headline` is {headline!r}, but `models` gives {_list(models)}: it should be one of these.",
+            f"The headline is {headline!r}, but `models` gives {_list(models)}: it should be one of these.",
         )
     watch.names = watch.names or list(models)
     asked = [name for name in models if watch.before is None or name in watch.names]  # newcomers may have further ones
