@@ -67,8 +67,9 @@ class Scores:
     def add(self, clients: list[int], found: Found) -> None:
         for book, models in found.items():
             for name, own in models.items():
-                room = torch.full((len(self.problem),), torch.nan, dtype=own.dtype)
-                self.books[book].setdefault(name, room)[clients] = own
+                if name not in self.books[book]:
+                    self.books[book][name] = torch.full((len(self.problem),), torch.nan, dtype=own.dtype)
+                self.books[book][name][clients] = own
 
     def fill(self, count: int, initial: Found) -> None:
         """Of the first `count` clients, one that was never scored has the initial model's score (m,)."""
