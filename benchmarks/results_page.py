@@ -17,7 +17,7 @@ import numpy as np
 from fedkin.maths import statistics
 from fedkin.papers import published
 from fedkin.papers.claims import answered, claims
-from fedkin.studies.reproduced import Cell, Reproduced, Result, number, signed
+from fedkin.studies.reproduced import Cell, Reproduced, Result, bold, markdown, number
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "results.md"
@@ -197,19 +197,11 @@ def table(found: Reproduced, name: str) -> str:
         if any(found.cell(name, row, column) for row in whole.rows)
         or any(column in row.published for row in whole.rows.values())
     ]
-    lines = ["| |" + "".join(f" {whole.columns[c].label} |" for c in shown), "|---|" + "---:|" * len(shown)]
-    for row, about in whole.rows.items():
-        told = [linked(found.cell(name, row, column), about.published.get(column)) for column in shown]
-        lines.append(f"| {about.label} |" + "".join(f" {each} |" for each in told))
-    return "\n".join(lines)
+    return markdown(found, name, shown, linked)
 
 
-def linked(cell: Cell | None, theirs: float | None) -> str:
-    behind = "" if theirs is None else f"{theirs:g}"
-    if cell is None:
-        return f"– ({behind})" if behind else "–"
-    ours = f"[**{number(cell.ours)}**](../results/{place(cell)})"
-    return ours if theirs is None else f"{ours} ({behind}, {signed(cell.ours - theirs)})"
+def linked(cell: Cell) -> str:
+    return f"[{bold(cell)}](../results/{place(cell)})"
 
 
 def place(cell: Cell) -> str:

@@ -270,24 +270,29 @@ KEPT = ("curve", "best", "last")
 # ---- to look at ----
 
 
-def markdown(found: Reproduced, name: str, columns: Sequence[str] | None = None) -> str:
-    """The table as `ours (paper, difference)`; what was not reached is a dash."""
+def bold(cell: Cell) -> str:
+    return f"**{number(cell.ours)}**"
+
+
+def markdown(
+    found: Reproduced, name: str, columns: Sequence[str] | None = None, ours: Callable[[Cell], str] = bold
+) -> str:
+    """The table as `ours (paper, difference)`; what was not reached is a dash. Without columns: all that can be had."""
     whole = published.table(name)
-    shown = [column for column in columns or whole.columns if not whole.columns[column].unavailable]
-    head = "| |" + "".join(f" {whole.columns[column].label} |" for column in shown)
-    lines = [head, "|---|" + "---:|" * len(shown)]
+    there = [column for column, about in whole.columns.items() if not about.unavailable]
+    shown = there if columns is None else columns
+    lines = ["| |" + "".join(f" {whole.columns[c].label} |" for c in shown), "|---|" + "---:|" * len(shown)]
     for row, about in whole.rows.items():
-        cells = [cell_text(found.cell(name, row, column), about.published.get(column)) for column in shown]
+        cells = [_told(found.cell(name, row, column), about.published.get(column), ours) for column in shown]
         lines.append(f"| {about.label} |" + "".join(f" {cell} |" for cell in cells))
     return "\n".join(lines)
 
 
-def cell_text(cell: Cell | None, published: float | None) -> str:
+def _told(cell: Cell | None, published: float | None, ours: Callable[[Cell], str]) -> str:
     theirs = "" if published is None else f"{published:g}"
     if cell is None:
         return f"– ({theirs})" if theirs else "–"
-    ours = number(cell.ours)
-    return f"**{ours}** ({theirs}, {signed(cell.ours - published)})" if published is not None else f"**{ours}**"
+    return ours(cell) if published is None else f"{ours(cell)} ({theirs}, {signed(cell.ours - published)})"
 
 
 def number(value: float) -> str:
