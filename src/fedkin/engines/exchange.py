@@ -64,27 +64,28 @@ class Parcel:
 
     def rows(self, clients: Sequence[int]) -> Message:
         """What some of them got: a copy, as a method may write into it."""
-        places = {client: row for row, client in enumerate(self.clients)}
+        return self.message.take(self._places(clients)).for_clients(len(clients))
+
+    def _places(self, clients: Sequence[int]) -> Tensor:
+        """The rows of some clients, where the message lies."""
+        rows = {client: row for row, client in enumerate(self.clients)}
         device = next((tensor.device for _, tensor in self.message.items()), torch.device("cpu"))
-        numbers = torch.tensor([places[c] for c in clients], device=device)
-        return self.message.take(numbers).for_clients(len(clients))
+        return torch.tensor([rows[c] for c in clients], device=device, dtype=torch.long)
 
     def of(self, clients: Sequence[int]) -> Parcel:
         """The part of some clients."""
         mine = [c for c in self.clients if c in set(clients)]
-        places = {client: row for row, client in enumerate(self.clients)}
-        device = next((tensor.device for _, tensor in self.message.items()), torch.device("cpu"))
-        numbers = torch.tensor([places[c] for c in mine], device=device, dtype=torch.long)
+        places = self._places(mine)
         return Parcel(
             round=self.round,
-            message=self.message.take(numbers),
+            message=self.message.take(places),
             clients=mine,
             train=[c for c in self.train if c in mine],
             score=[c for c in self.score if c in mine],
             epochs=self.epochs,
             sent=self.sent,
             spare=self.spare,
-            bounds=tuple(self.bounds[places[c]] for c in mine),
+            bounds=tuple(self.bounds[i] for i in places.tolist()),
             save=self.save,
             chosen=self.chosen,
             ahead=self.ahead,

@@ -17,7 +17,6 @@ from ..base.round import Round
 from ..base.state import Memory, State, Upload
 from ..runs.folder import Writer
 from ..training.evaluation import Model
-from ..training.ledger import Ledger
 from ..training.optimisers import Optimiser
 from . import capacity, explosion
 from .assembly import Assembly
@@ -33,8 +32,7 @@ Tell = Callable[[str], None]
 
 
 class Site:
-    """Some clients of a problem, by their numbers, and what they remember. `careful`: uploads may get lost, so that
-    clients keep what they remembered before the last that the server is known to hold."""
+    """Some clients of a problem, by their numbers, and what they remember."""
 
     def __init__(
         self,
@@ -49,7 +47,11 @@ class Site:
         self.clients = [c for c in clients if c < assembly.problem.known]
         """Those that have been enlisted; newcomers follow."""
         self.everyone = list(clients)
-        self.careful = self.config.participation.lost > 0
+        part = self.config.participation
+        self.careful = part.lost > 0
+        """Whether uploads may get lost: then clients keep what they remembered before the last that arrived."""
+        self.unseen = part.dropped > 0 or part.score != "all"
+        """Whether some clients may not be scored in a round."""
         self.memory: Memory = State()
         self.optimiser: State | None = None
         """The state that optimisers are in, a row a client, where it is kept from round to round."""
@@ -68,10 +70,8 @@ class Site:
         """What the server has to know of these clients, newcomers included."""
         a, everyone = self.a, self.everyone
         held = a.cohort.validation
-        part = self.config.participation
-        missed = part.dropped > 0 or part.score != "all"
         initial: Found = {}
-        if missed:
+        if self.unseen:
             rows = {"initial": a.problem.initial.expand(len(self.clients), -1)}
             known = scored(a, self.clients, rows) if self.clients else {}
             nothing = torch.full((len(everyone),), torch.nan, dtype=torch.float64)
@@ -108,9 +108,9 @@ class Site:
         """What clients do with what they got: train, score every model that the method owns, and save the one to use
         if that is due."""
         self._at_home(parcel)
-        upload, losses, good, spent = State(), torch.zeros(0), list[bool](), Ledger()
+        upload, losses, good, gradients, passes = State(), torch.zeros(0), list[bool](), 0, 0
         if parcel.train:
-            upload, losses, good, spent = yield from self._train(parcel)
+            upload, losses, good, gradients, passes = yield from self._train(parcel)
         diverged = {c for c, fine in zip(parcel.train, good, strict=True) if not fine}
         clients = [c for c in parcel.score if not (parcel.spare and c in diverged)]
         hand_out = HandOut(self.a, self.writer, self._bounds(parcel), parcel.ahead) if parcel.save else None
@@ -126,8 +126,8 @@ class Site:
             good=good,
             scored=clients,
             found=found,
-            gradients=0 if spent.gradients is None else int(spent.gradients.sum()),
-            passes=0 if spent.passes is None else int(spent.passes.sum()),
+            gradients=gradients,
+            passes=passes,
             aside=0.0 if hand_out is None else hand_out.seconds,
             handed=handed,
         )
@@ -156,11 +156,11 @@ class Site:
 
     # ---- training ----
 
-    def _train(self, parcel: Parcel) -> Requests[tuple[Upload, Tensor, list[bool], Ledger]]:
+    def _train(self, parcel: Parcel) -> Requests[tuple[Upload, Tensor, list[bool], int, int]]:
         """Local training, as many clients at a time as memory allows; what is not finite is refused, and the memory
         stays. What clients remember changes as they come to an end, a chunk at a time."""
         clients, name = parcel.train, self.config.method
-        upload, losses, good, spent, bounds = State(), list[Tensor](), list[bool](), Ledger(), self._bounds(parcel)
+        upload, losses, good, bounds = State(), list[Tensor](), list[bool](), self._bounds(parcel)
         gradients = passes = 0
         while len(good) < len(clients):
             chunk = self.capacity.next(clients, len(good), partial(self._one_step, parcel))
@@ -191,8 +191,7 @@ class Site:
             good += fine
             del request, reply, sent, memory, ledger  # not to be held while the next ones train
         self._tell_trouble()
-        spent.gradients, spent.passes = torch.tensor([gradients]), torch.tensor([passes])
-        return upload, torch.cat(losses), good, spent
+        return upload, torch.cat(losses), good, gradients, passes
 
     def _request(self, clients: list[int], parcel: Parcel) -> Request:
         """The training of these clients, on copies of what they got and of what they remember."""
@@ -302,13 +301,11 @@ class Site:
             states = [each for each in kept if each is not None]
             own |= {f"optimiser/{n}": t for n, t in State.join(states).items()} if states else {}
             before = State(**own, **told)
-        part = self.config.participation
-        unseen = part.dropped > 0 or part.score != "all"
         return {
             "memory": self.memory,
             "optimiser": self.optimiser or State(),
             "before": before,
-            "kept": State() if self.keeper is None else self.keeper.state(unseen),
+            "kept": State() if self.keeper is None else self.keeper.state(self.unseen),
         }
 
     def restore(self, states: dict[str, State], kept: Callable[[State], State]) -> None:
