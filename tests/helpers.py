@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import math
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -322,6 +325,19 @@ def _same_values(a: Any, b: Any) -> bool:
     if isinstance(a, list):
         return len(a) == len(b) and all(map(_same_values, a, b))
     return math.isclose(a, b, rel_tol=1e-9, abs_tol=1e-12) if isinstance(a, float) else bool(a == b)
+
+
+# ---- the benchmarks ----
+
+
+def script(name: str) -> ModuleType:
+    """A file of benchmarks/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "benchmarks" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses look there
+    spec.loader.exec_module(module)
+    return module
 
 
 # ---- the command ----

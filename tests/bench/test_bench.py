@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import json
 import os
 import subprocess
@@ -11,12 +10,11 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
-from helpers import DEVICE, ON_CPU, ROOT, at, normed
+from helpers import DEVICE, ON_CPU, ROOT, at, normed, script
 from torch import nn
 
 import fedkin
@@ -31,15 +29,6 @@ BENCHMARKS = ROOT / "benchmarks"
 CPU = torch.device("cpu")
 TINY = bench.Plan(DEVICE, "tiny")
 NEEDED = {"command", "size", "machine", "versions", "commit", "date", "load_average"}
-
-
-def script(name: str) -> ModuleType:
-    """A file of benchmarks/ as a module."""
-    spec = importlib.util.spec_from_file_location(name, BENCHMARKS / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # ---- the opponents ----

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import helpers
 import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -17,11 +17,7 @@ FOUND = json.loads((BENCHMARKS / "results" / "ablations.json").read_text(encodin
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ablations", BENCHMARKS / "ablations.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return helpers.script("ablations")
 
 
 def accuracy(study: str, method: str, model: str, **values: Any) -> float:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import sys
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import helpers
 import pytest
 import torch
 
@@ -20,12 +19,7 @@ FOUND = json.loads((BENCHMARKS / "results" / "fedamp-theory.json").read_text(enc
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("fedamp_theory", BENCHMARKS / "fedamp_theory.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look there
-    spec.loader.exec_module(module)
-    return module
+    return helpers.script("fedamp_theory")
 
 
 def of(theorem: str, problem: str) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import helpers
 import pytest
 import torch
 
@@ -19,11 +19,7 @@ SPIRAL = {"data": {"name": "fl60", "clients": 24, "settings": {"variant": "gener
 
 @pytest.fixture
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("generator", BENCHMARKS / "generator.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return helpers.script("generator")
 
 
 def found(generator: ModuleType) -> dict[str, Any]:

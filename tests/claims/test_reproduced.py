@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 from types import ModuleType
 
+import helpers
 import numpy as np
 import pytest
 from helpers import ROOT
@@ -22,11 +22,7 @@ AGAINST = [row for row, about in TABLE.rows.items() if about.published and about
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("results_page", ROOT / "benchmarks" / "results_page.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return helpers.script("results_page")
 
 
 def test_the_page_is_what_the_results_say(script: ModuleType) -> None:

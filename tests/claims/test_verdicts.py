@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
-from types import ModuleType
 
 import numpy as np
 import pytest
+from helpers import script
 
 import fedkin
 from fedkin.report.verdicts import joining_told
@@ -16,16 +15,8 @@ from fedkin.report.verdicts import joining_told
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("verdicts", BENCHMARKS / "verdicts.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_what_is_kept_of_forty_draws_says_so_and_the_page_is_made_of_it() -> None:
-    verdicts = script()
+    verdicts = script("verdicts")
     found = json.loads((BENCHMARKS / "results" / "verdicts.json").read_text())
     assert len(found["draws"]) == 40 and found["rows"] == verdicts.ROWS
     assert len({number for number, _ in verdicts.wrong(found)}) <= 4
@@ -43,13 +34,13 @@ def test_a_verdict_against_the_truth_is_counted_as_wrong() -> None:
         {"silos": {"coin": told("yes", 0.01), "small": told("yes", 0.2), "opposite": told("no", -0.1)}},
         {"silos": {"coin": told("cannot tell", 0.0), "small": told("no", 0.2), "opposite": told("yes", -0.1)}},
     ]
-    assert sorted(script().wrong({"draws": draws})) == [(0, "coin"), (1, "opposite"), (1, "small")]
-    assert script().large_gains({"draws": draws}) == ["yes", "no"]
+    assert sorted(script("verdicts").wrong({"draws": draws})) == [(0, "coin"), (1, "opposite"), (1, "small")]
+    assert script("verdicts").large_gains({"draws": draws}) == ["yes", "no"]
 
 
 @pytest.mark.slow
 def test_eight_new_draws_are_told_the_truth() -> None:
-    verdicts = script()
+    verdicts = script("verdicts")
     found = {"draws": [verdicts.one(number) for number in range(1000, 1008)]}
     assert len({number for number, _ in verdicts.wrong(found)}) <= 1
     answers = verdicts.large_gains(found)
